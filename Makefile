@@ -1,0 +1,46 @@
+# make test   everything CI runs, from nothing: sets up .venv, then formats, lints, types and tests
+# make demo   trains the small comparison on the embedded digits and writes its report
+# make        the same as make test
+
+VENV   := .venv
+PYTHON ?= python3.11
+ifeq ($(shell command -v $(PYTHON) 2>/dev/null),)
+PYTHON := python3
+endif
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: test setup lint types pytest demo wheel format clean
+test: lint types pytest
+
+setup: $(READY)
+
+# The constraints pin torch: a looser request would fetch gigabytes of CUDA for a CPU test.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch hatchling editables
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[experiments,tensorboard,tests]'
+	touch $@
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+pytest: $(READY)
+	$(BIN)/pytest -n 2 --dist worksteal
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+wheel: $(READY)
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+demo: $(READY)
+	$(BIN)/sr2 compare
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

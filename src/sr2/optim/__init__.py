@@ -1,0 +1,9 @@
+"""HOW to step: SR2, ProxGEN and ProxSGD, sharing one proximal step."""
+
+from .base import ProximalOptimizer, StepInfo
+from .groups import param_groups
+from .proxgen import ProxGEN
+from .proxsgd import ProxSGD
+from .sr2 import SR2
+
+__all__ = ["SR2", "ProxGEN", "ProxSGD", "ProximalOptimizer", "StepInfo", "param_groups"]

@@ -1,0 +1,205 @@
+"""ProximalOptimizer: what SR2, ProxGEN and ProxSGD share. Arguments, groups, state, and the last step's figures."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..regularizers.base import Regularizer, check_compatible, check_regularizer
+from .groups import ParamGroups, module_groups
+from .metrics import Metric, State, as_metric
+from .momentum import direction
+from .proximal_step import Zero
+
+Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
+
+_ZERO = Zero()
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What the last step of SR2 saw and did."""
+
+    loss: float
+    """f(x_t), the loss at the starting point."""
+    trial_loss: float
+    """f(x_t + s_t)."""
+    rho: float
+    """actual / predicted, with rounding slack in both; NaN for a null step."""
+    sigma: float
+    """As the next step will use it."""
+    accepted: bool | None
+    """True: x moved. False: refused, x put back. None: a null step, s = 0."""
+    predicted: float
+    """R(x) - R(x + s) - v's."""
+    actual: float
+    """f(x) - f(x + s) + R(x) - R(x + s)."""
+    step_norm: float
+    """|s_t|, of the step that was tried."""
+
+
+@dataclass
+class Proposal:
+    """One group's tensors during a step: x, g, v, the diagonal of the metric, and the states to come."""
+
+    group: dict[str, Any]
+    regularizer: Regularizer
+    xs: list[Tensor]
+    gs: list[Tensor]
+    vs: list[Tensor]
+    diagonal: list[Tensor] | None
+    states: list[State]
+    news: list[State]
+
+    def commit(self) -> None:
+        """The new momentum and metric replace the old."""
+        for state, new in zip(self.states, self.news, strict=True):
+            state.update(new)
+
+
+class ProximalOptimizer(torch.optim.Optimizer):
+    """The base of SR2, ProxGEN and ProxSGD.
+
+    Args:
+        params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`
+            (as `param_groups` makes them). With a module, buffers are protected during repeated evaluations.
+        regularizer: R of the groups that name none; None is no regularizer.
+        defaults: the options that each group may override.
+        metric: a diagonal metric, by name ("adam", "adagrad", "rmsprop", "andrei") or as an object, or None.
+        penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as the paper does).
+        foreach: whether to lay a group's tensors end to end; None chooses it on accelerators.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        regularizer: Regularizer | None,
+        defaults: dict[str, Any],
+        *,
+        metric: Metric | str | None,
+        penalize: str,
+        foreach: bool | None,
+    ) -> None:
+        check_regularizer(regularizer)
+        self.metric = as_metric(metric)
+        self.foreach = foreach
+        self._module: nn.Module | None = None
+        if isinstance(params, nn.Module):
+            params = module_groups(params, regularizer, penalize)
+        if isinstance(params, ParamGroups):
+            self._module = params.module
+        super().__init__(params, {"regularizer": regularizer, **defaults})
+
+    # ---- groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which may name its own `regularizer`; it must fit this optimizer and its metric."""
+        regularizer = param_group.get("regularizer", self.defaults["regularizer"])
+        check_regularizer(regularizer)
+        self._check_fits(regularizer)
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            if p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+                del self.param_groups[-1]
+                raise ValueError(
+                    f"parameters must be float32, float64 or bfloat16, and one is {p.dtype}: "
+                    "keep float32 parameters and compute in lower precision with torch.autocast, "
+                    "or view a complex one as real (torch.view_as_real)"
+                )
+
+    def _check_fits(self, regularizer: Regularizer | None) -> None:
+        if self.metric is not None:
+            instead = "use metric=None, or a separable regularizer such as L1, L0, Lp, MCP"
+            check_compatible(f"the metric {self.metric!r}", regularizer, separable=instead)
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def _process_group(self) -> Any:
+        """The processes that must agree on decisions: those of a DistributedDataParallel module."""
+        return self._module.process_group if isinstance(self._module, DistributedDataParallel) else None
+
+    # ---- one step
+
+    def _propose(self, group: dict[str, Any], momentum: float) -> Proposal | None:
+        """The tensors of one group that take part in this step, None if there are none.
+
+        A parameter without a gradient is left alone, unless R couples it to the others: then its gradient is zero.
+        """
+        regularizer = group["regularizer"] or _ZERO
+        trained = [p for p in group["params"] if p.requires_grad]
+        if all(p.grad is None for p in trained):
+            return None
+        xs = trained if not regularizer.separable else [p for p in trained if p.grad is not None]
+        gs = [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
+        if any(g.layout != torch.strided for g in gs):
+            raise ValueError(
+                "sparse gradients are not supported, since R moves every entry at every step: "
+                "use dense ones, as nn.Embedding(..., sparse=False) gives"
+            )
+        states = [self.state[x] for x in xs]
+        vs, news = direction(gs, states, momentum)
+        diagonal = None
+        if self.metric is not None:
+            diagonal, metric_news = self.metric.update(xs, gs, states)
+            news = [{**a, **b} for a, b in zip(news, metric_news, strict=True)]
+        return Proposal(group, regularizer, xs, gs, vs, diagonal, states, news)
+
+    def _flat(self, xs: Sequence[Tensor]) -> bool:
+        return xs[0].is_cuda if self.foreach is None else self.foreach
+
+    # ---- state
+
+    @property
+    def _own(self) -> dict[str, dict[str, Any]]:
+        """What belongs to no single parameter. torch saves and loads such entries of `state` as they are."""
+        return cast(dict[str, dict[str, Any]], self.state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data only: `torch.load(weights_only=True)` reads it. Regularizers are written as their repr."""
+        state = super().state_dict()
+        for group in state["param_groups"]:
+            group["regularizer"] = repr(group["regularizer"])
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""
+        state_dict = {**state_dict, "param_groups": [dict(g) for g in state_dict["param_groups"]]}
+        mine = [group["regularizer"] for group in self.param_groups]
+        for number, (saved, regularizer) in enumerate(zip(state_dict["param_groups"], mine, strict=False)):
+            if saved.get("regularizer") != repr(regularizer):
+                warnings.warn(
+                    f"group {number} was saved under {saved.get('regularizer')} and goes on under {regularizer!r}",
+                    stacklevel=2,
+                )
+            saved["regularizer"] = None  # torch would deep-copy it
+        super().load_state_dict(state_dict)
+        for group, regularizer in zip(self.param_groups, mine, strict=True):
+            group["regularizer"] = regularizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch keeps only defaults, state and groups; a copy must know its module and options too.
+        own = {k: v for k, v in self.__dict__.items() if k in self._carried}
+        return {**super().__getstate__(), **own}
+
+    _carried: frozenset[str] = frozenset({"metric", "foreach", "_module"})
+
+    # ---- words
+
+    def _options(self) -> str:
+        """The options that `repr` shows, as keyword arguments."""
+        return ""
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__}({self._options()}"]
+        for number, group in enumerate(self.param_groups):
+            count = sum(p.numel() for p in group["params"])
+            what = group["regularizer"] or "no regularizer"
+            lines.append(f"  group {number}: {len(group['params'])} tensors, {count:,} parameters, {what}")
+        return "\n".join(lines) + "\n)"

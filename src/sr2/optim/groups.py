@@ -1,0 +1,90 @@
+"""Which parameter gets which regularizer: `param_groups`, and the groups of a whole module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from ..regularizers.base import Regularizer, check_regularizer
+
+_NORMS = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.LocalResponseNorm,
+    nn.RMSNorm,
+)
+
+
+class ParamGroups(list[dict[str, Any]]):
+    """Group dicts that remember their module, so that an optimizer can protect its buffers."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], module: nn.Module) -> None:
+        super().__init__(groups)
+        self.module = module
+
+
+def param_groups(model: nn.Module, rules: Sequence[tuple[str | re.Pattern[str], Regularizer | None]]) -> ParamGroups:
+    """Groups by parameter name: ordered rules (pattern, regularizer or None), the first match wins.
+
+    A pattern is a shell pattern over the whole name ("*.bias", "layer1.*") or a compiled regular expression, which is
+    searched for. A pattern that matches no name and a parameter that no rule claims are errors.
+
+    >>> from sr2 import L0, L1
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> groups = param_groups(model, [("*.bias", None), ("0.*", L1(1e-4)), ("*", L0(1e-3))])
+    >>> [(len(g["params"]), g["regularizer"]) for g in groups]
+    [(2, None), (1, L1(lam=0.0001)), (1, L0(lam=0.001))]
+    """
+    named = list(model.named_parameters())
+    groups: list[dict[str, Any]] = []
+    claimed: set[str] = set()
+    for pattern, regularizer in rules:
+        check_regularizer(regularizer)
+        matching = [name for name, _ in named if _matches(pattern, name)]
+        if not matching:
+            raise ValueError(
+                f"the pattern {_text(pattern)!r} matches no parameter: the names are {_some([n for n, _ in named])}"
+            )
+        params = [(name, p) for name, p in named if name in matching and name not in claimed]
+        claimed.update(matching)
+        if params:
+            groups.append({"params": params, "regularizer": regularizer})
+    left = [name for name, _ in named if name not in claimed]
+    if left:
+        raise ValueError(f"no rule claims {_some(left)}: end the rules with ('*', None) to leave the rest alone")
+    return ParamGroups(groups, model)
+
+
+def module_groups(module: nn.Module, regularizer: Regularizer | None, penalize: str) -> ParamGroups:
+    """The groups of `SR2(module, R)`: every parameter ("all"), or weights only ("weights": no bias, no norm)."""
+    if penalize not in ("weights", "all"):
+        raise ValueError(f"penalize must be 'weights' or 'all', and is {penalize!r}")
+    norms = {id(p) for m in module.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
+    chosen: list[tuple[str, nn.Parameter]] = []
+    rest: list[tuple[str, nn.Parameter]] = []
+    for name, p in module.named_parameters():
+        is_weight = p.dim() > 1 and id(p) not in norms and "bias" not in name.rpartition(".")[2]
+        (chosen if penalize == "all" or is_weight else rest).append((name, p))
+    groups: list[dict[str, Any]] = [
+        {"params": chosen, "regularizer": regularizer},
+        {"params": rest, "regularizer": None},
+    ]
+    return ParamGroups([g for g in groups if g["params"]], module)
+
+
+def _matches(pattern: str | re.Pattern[str], name: str) -> bool:
+    return fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern.search(name) is not None
+
+
+def _text(pattern: str | re.Pattern[str]) -> str:
+    return pattern if isinstance(pattern, str) else pattern.pattern
+
+
+def _some(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

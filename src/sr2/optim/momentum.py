@@ -1,0 +1,32 @@
+"""v_t: the direction, a bias-corrected average of the gradients (the gradient itself without momentum)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .metrics import State, ema
+
+
+def direction(gs: Sequence[Tensor], states: Sequence[State], momentum: float) -> tuple[list[Tensor], list[State]]:
+    """v_t = m_t / (1 - beta^t),  m_t = beta m_{t-1} + (1 - beta) g_t; and the states that hold m_t.
+
+    Nothing is written, so that a step which is called off leaves no trace. A forgotten state starts again at v = g.
+    """
+    if momentum == 0:
+        return list(gs), [{} for _ in gs]
+    vs, news = [], []
+    for g, state in zip(gs, states, strict=True):
+        m = ema(state.get("momentum"), g, momentum)
+        weight = momentum * state.get("momentum_weight", 0.0) + (1 - momentum)
+        vs.append(m / weight)
+        news.append({"momentum": m, "momentum_weight": weight})
+    return vs, news
+
+
+def forget(states: Sequence[State]) -> None:
+    """Restart: the next direction is the plain gradient."""
+    for state in states:
+        state.pop("momentum", None)
+        state.pop("momentum_weight", None)

@@ -1,0 +1,81 @@
+"""ProxGEN: proximal gradient with momentum and a diagonal metric (Yun, Lozano and Yang, 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..regularizers.base import Regularizer, check_number
+from .base import Params, ProximalOptimizer
+from .evaluation import Closure, loss_and_gradients
+from .metrics import Metric
+from .proximal_step import proximal_point
+
+
+class ProxGEN(ProximalOptimizer):
+    r"""x_{t+1} = prox_{lr R / D_t}(x_t - lr v_t / D_t): every step is taken, none is tested.
+
+    v_t is the bias-corrected average of gradients and D_t the metric. With momentum=0.9, metric="adam" and no
+    regularizer this is AdamW; with neither (the defaults) it is proximal SGD, as in SR2's paper.
+
+    >>> from torch import nn
+    >>> from sr2 import ProxGEN, L0
+    >>> model, x = nn.Linear(3, 1), torch.ones(5, 3)
+    >>> optimizer = ProxGEN(model, L0(1e-3), lr=0.1, momentum=0.9, metric="adam")
+    >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    >>> _ = optimizer.step(lambda: model(x).square().mean())
+    >>> scheduler.step()
+
+    Args:
+        params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
+        regularizer: R of the groups that name none.
+        lr: the step size; in the groups, so torch's schedulers work.
+        momentum: beta of v_t; 0 is the plain gradient.
+        metric: D_t, by name or as an object; None is the identity.
+        weight_decay: decoupled, x <- (1 - lr * weight_decay) x before the step, as in the authors' code.
+        penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as SR2's paper does).
+        foreach: as in SR2.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        regularizer: Regularizer | None = None,
+        lr: float = 1e-3,
+        *,
+        momentum: float = 0.0,
+        metric: Metric | str | None = None,
+        weight_decay: float = 0.0,
+        penalize: str = "weights",
+        foreach: bool | None = None,
+    ) -> None:
+        check_number("ProxGEN", "lr", lr, 0, open_low=True)
+        check_number("ProxGEN", "momentum", momentum, 0, 1)
+        check_number("ProxGEN", "weight_decay", weight_decay, 0)
+        defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, regularizer, defaults, metric=metric, penalize=penalize, foreach=foreach)
+
+    def _options(self) -> str:
+        first = self.param_groups[0]
+        words = f"lr={first['lr']:g}, momentum={first['momentum']:g}"
+        words += f", weight_decay={first['weight_decay']:g}" if first["weight_decay"] else ""
+        return words + (f", metric={self.metric!r}" if self.metric else "")
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
+        """One step on the closure's loss (either kind of closure), or on the gradients that are there."""
+        loss = None if closure is None else loss_and_gradients(closure, self._parameters())[0]
+        for group in self.param_groups:
+            proposal = self._propose(group, group["momentum"])
+            if proposal is None:
+                continue
+            lr, xs = group["lr"], proposal.xs
+            if group["weight_decay"]:
+                torch._foreach_mul_(xs, 1 - lr * group["weight_decay"])
+            steps = [lr] * len(xs) if proposal.diagonal is None else [lr / d for d in proposal.diagonal]
+            zs = proximal_point(xs, proposal.vs, steps, proposal.regularizer, flat=self._flat(xs))
+            torch._foreach_copy_(xs, zs)
+            proposal.commit()
+        return loss

@@ -1,0 +1,100 @@
+"""ProxSGD: a convex combination of x and a proximal point (Yang, Yuan, Chatzimichailidis, van Sloun, Lei and
+Chatzinotas, 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..regularizers.base import Regularizer, check_compatible, check_number
+from .base import Params, ProximalOptimizer
+from .evaluation import Closure, loss_and_gradients
+from .metrics import Metric
+from .proximal_step import proximal_point
+
+
+class ProxSGD(ProximalOptimizer):
+    r"""For convex R:  x^_t = prox_{R / tau_t}(x_t - v_t / tau_t),   x_{t+1} = x_t + eps_t (x^_t - x_t),
+
+    v_t = (1 - rho_t) v_{t-1} + rho_t g_t,   eps_t = lr / (t + 4)^lr_decay,   rho_t = rho / (t + 4)^rho_decay,
+
+    with v_0 = 0, t = 1, 2, ..., and tau_t the metric: "adam" gives sqrt(r_t / (1 - beta^t)) + 1e-8. The convex
+    combination never reaches an exact zero unless eps_t = 1: prune what is small.
+
+    >>> from torch import nn
+    >>> from sr2 import ProxSGD, L1
+    >>> model, x = nn.Linear(3, 1), torch.ones(5, 3)
+    >>> optimizer = ProxSGD(model, L1(1e-3))
+    >>> _ = optimizer.step(lambda: model(x).square().mean())
+
+    Args:
+        params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
+        regularizer: a convex R of the groups that name none.
+        lr: eps; in the groups, so torch's schedulers work.
+        lr_decay: a, the power by which eps_t falls; 0 keeps it.
+        rho: the weight of the newest gradient; None turns momentum off, v = g (as in SR2's paper).
+        rho_decay: b, the power by which rho_t falls.
+        metric: tau_t; None turns it off, tau = 1 (as in SR2's paper).
+        penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as SR2's paper does).
+        foreach: as in SR2.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        regularizer: Regularizer | None = None,
+        lr: float = 0.06,
+        *,
+        lr_decay: float = 0.5,
+        rho: float | None = 0.9,
+        rho_decay: float = 0.5,
+        metric: Metric | str | None = "adam",
+        penalize: str = "weights",
+        foreach: bool | None = None,
+    ) -> None:
+        check_number("ProxSGD", "lr", lr, 0, open_low=True)
+        check_number("ProxSGD", "lr_decay", lr_decay, 0)
+        check_number("ProxSGD", "rho_decay", rho_decay, 0)
+        if rho is not None:
+            check_number("ProxSGD", "rho", rho, 0, open_low=True)
+        defaults: dict[str, Any] = {"lr": lr, "lr_decay": lr_decay, "rho": rho, "rho_decay": rho_decay}
+        super().__init__(params, regularizer, defaults, metric=metric, penalize=penalize, foreach=foreach)
+        self._own["schedule"] = {"t": 0}
+
+    def _check_fits(self, regularizer: Regularizer | None) -> None:
+        instead = "use SR2 or ProxGEN, which take any regularizer with a prox, or a convex one such as L1"
+        check_compatible("ProxSGD", regularizer, convex=instead)
+        super()._check_fits(regularizer)
+
+    def _options(self) -> str:
+        first = self.param_groups[0]
+        words = f"lr={first['lr']:g}, lr_decay={first['lr_decay']:g}"
+        words += (
+            f", rho={first['rho']:g}, rho_decay={first['rho_decay']:g}" if first["rho"] is not None else ", rho=None"
+        )
+        return words + f", metric={self.metric!r}"
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
+        """One step on the closure's loss (either kind of closure), or on the gradients that are there."""
+        loss = None if closure is None else loss_and_gradients(closure, self._parameters())[0]
+        t = self._own["schedule"]["t"] = self._own["schedule"]["t"] + 1
+        for group in self.param_groups:
+            proposal = self._propose(group, momentum=0.0)
+            if proposal is None:
+                continue
+            if group["rho"] is not None:
+                rho = min(1.0, group["rho"] / (t + 4) ** group["rho_decay"])
+                for i, (g, state) in enumerate(zip(proposal.gs, proposal.states, strict=True)):
+                    v = torch.lerp(state["v"], g, rho) if "v" in state else g * rho
+                    proposal.vs[i] = v
+                    proposal.news[i]["v"] = v
+            steps = [1.0] * len(proposal.xs) if proposal.diagonal is None else [1.0 / d for d in proposal.diagonal]
+            flat = self._flat(proposal.xs)
+            points = proximal_point(proposal.xs, proposal.vs, steps, proposal.regularizer, flat=flat)
+            eps = min(1.0, group["lr"] / (t + 4) ** group["lr_decay"])
+            torch._foreach_lerp_(proposal.xs, points, eps)
+            proposal.commit()
+        return loss

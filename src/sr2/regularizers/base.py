@@ -1,0 +1,219 @@
+"""Regularizer: WHAT is penalized. R, and its exact proximal operator.
+
+A regularizer is a frozen dataclass that holds its constants (lambda and so on); the step size is an argument.
+Its domain is one whole parameter group, all tensors together, so that a budget over a whole network needs no
+special branch anywhere else.
+
+A new regularizer writes two methods, one tensor at a time: `terms` (the summands of R) and `prox_tensor`.
+Those that couple several tensors, as `L0Ball` does, write `terms_of` and `prox_of` instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import ClassVar, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+Step = float | Tensor
+"""A step size: a float, a 0-dim tensor, or a tensor with one step an entry."""
+
+
+class Regularizer:
+    """A nonsmooth function R of one parameter group, and its proximal operator.
+
+    prox_{step R}(x) = argmin_z  R(z) + sum((z - x)**2 / (2 * step))
+
+    Attributes:
+        separable: R is a sum over entries, so that `prox` takes one step an entry (diagonal metrics need it).
+        convex: R is convex (ProxSGD needs it).
+    """
+
+    separable: ClassVar[bool] = False
+    convex: ClassVar[bool] = False
+
+    # ---- what a regularizer writes: one tensor at a time, or a whole group
+
+    def terms(self, x: Tensor) -> Tensor:
+        """The summands of R for one tensor, in float64; their sum is R. One an entry where `separable`."""
+        raise NotImplementedError(f"{type(self).__name__} must define terms(x) or terms_of(xs)")
+
+    def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
+        """The prox of one tensor (float32 or float64), as a new tensor."""
+        raise NotImplementedError(f"{type(self).__name__} must define prox_tensor(x, step) or prox_of(xs, steps)")
+
+    def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """The summands of R for a whole group, in float64."""
+        return [self.terms(x) for x in xs]
+
+    def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
+        """The prox of a whole group, steps[i] for xs[i]. Unchecked: what an optimizer calls every step."""
+        return [
+            _like(self.prox_tensor(_working_precision(x), _working_precision(step)), x)
+            for x, step in zip(xs, steps, strict=True)
+        ]
+
+    # ---- what everybody calls
+
+    def value(self, xs: Tensor | Sequence[Tensor]) -> Tensor:
+        """R(xs): a 0-dim float64 tensor on the tensors' device."""
+        return _total(self.terms_of(_checked_tensors(self, xs)))
+
+    def decrease(self, xs: Tensor | Sequence[Tensor], zs: Tensor | Sequence[Tensor]) -> Tensor:
+        """R(xs) - R(zs), summed term by term: the difference of two large sums would lose its digits."""
+        xs, zs = _checked_tensors(self, xs), _checked_tensors(self, zs)
+        if [x.shape for x in xs] != [z.shape for z in zs]:
+            raise ValueError(f"{type(self).__name__}: decrease(xs, zs) needs tensors of the same shapes in both")
+        pairs = zip(self.terms_of(xs), self.terms_of(zs), strict=True)
+        return _total([before - after for before, after in pairs])
+
+    @overload
+    def prox(self, xs: Tensor, step: Step) -> Tensor: ...
+    @overload
+    def prox(self, xs: Sequence[Tensor], step: Step | Sequence[Tensor]) -> list[Tensor]: ...
+    def prox(self, xs: Tensor | Sequence[Tensor], step: Step | Sequence[Tensor]) -> Tensor | list[Tensor]:
+        """argmin_z R(z) + sum((z - x)**2 / (2 * step)): new tensors, in the structure of xs.
+
+        Args:
+            xs: a tensor or a sequence of tensors (float32, float64 or bfloat16).
+            step: a float, a 0-dim tensor, or, where `separable`, one tensor of steps per tensor of xs. Steps on
+                an accelerator are not checked for their sign, since looking would wait for the device.
+        """
+        tensors = _checked_tensors(self, xs)
+        zs = self.prox_of(tensors, _checked_steps(self, tensors, step))
+        return zs[0] if isinstance(xs, Tensor) else zs
+
+
+# ---- checks: one sentence that names the value and the way out
+
+
+def check_regularizer(regularizer: object) -> None:
+    """A Regularizer object or None; a class, a string or a number is a mistake worth naming."""
+    if regularizer is not None and not isinstance(regularizer, Regularizer):
+        raise TypeError(
+            f"regularizer must be a Regularizer such as L1(1e-4), or None, and is {regularizer!r}: "
+            "write one by subclassing sr2.regularizers.Regularizer"
+        )
+
+
+def check_compatible(owner: str, regularizer: Regularizer | None, *, separable: str = "", convex: str = "") -> None:
+    """Say which pair does not fit, why, and what to use instead.
+
+    `separable` and `convex`, where not empty, say what to use instead of one that lacks the property.
+    """
+    if regularizer is None:
+        return
+    for needed, holds, instead in (
+        ("separable", regularizer.separable, separable),
+        ("convex", regularizer.convex, convex),
+    ):
+        if instead and not holds:
+            raise ValueError(f"{regularizer!r} is not {needed}, which {owner} needs: {instead}")
+
+
+def check_number(
+    owner: object, name: str, value: object, low: float, high: float = math.inf, *, open_low: bool = False
+) -> None:
+    """low <= value < high (low < value where `open_low`), and a real number."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not (low < value if open_low else low <= value) or not value < high:  # type: ignore[operator]
+        what = owner if isinstance(owner, str) else type(owner).__name__
+        bounds = f"{'above' if open_low else 'at least'} {low:g} and " + (
+            "finite" if high == math.inf else f"below {high:g}"
+        )
+        raise ValueError(f"{what}: {name} must be a number {bounds}, and is {value!r}")
+
+
+def check_integer(owner: object, name: str, value: object, low: int) -> None:
+    """An integer, low <= value."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
+        what = owner if isinstance(owner, str) else type(owner).__name__
+        raise ValueError(f"{what}: {name} must be an integer of at least {low}, and is {value!r}")
+
+
+def _checked_tensors(regularizer: Regularizer, xs: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    tensors = [xs] if isinstance(xs, Tensor) else list(xs)
+    for x in tensors:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{type(regularizer).__name__}: expected tensors and got a {type(x).__name__}")
+        if x.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            raise ValueError(
+                f"{type(regularizer).__name__}: tensors must be float32, float64 or bfloat16, not {x.dtype}"
+            )
+    return tensors
+
+
+def _checked_steps(regularizer: Regularizer, xs: list[Tensor], step: Step | Sequence[Tensor]) -> list[Step]:
+    name = type(regularizer).__name__
+    if isinstance(step, Tensor) and step.dim() > 0:
+        step = [step]
+    if isinstance(step, Real):
+        step = float(step)
+    if isinstance(step, (Tensor, float)):
+        _check_positive(name, step)
+        if isinstance(step, Tensor) and step.device.type == "cpu":  # a number already here goes to any device
+            return [step if x.device.type == "cpu" else step.item() for x in xs]
+        return [step] * len(xs)
+    if not isinstance(step, Sequence):
+        raise ValueError(f"{name}: the step must be a number, a tensor or one tensor of steps a tensor, not {step!r}")
+    if not regularizer.separable:
+        raise ValueError(f"{name} is not separable: its step is one number for all entries, not one an entry")
+    steps: list[Step] = list(step)
+    if len(steps) != len(xs):
+        raise ValueError(f"{name}: {len(xs)} tensors need {len(xs)} tensors of steps, and got {len(steps)}")
+    for x, s in zip(xs, steps, strict=True):
+        if not isinstance(s, Tensor) or (s.dim() > 0 and s.shape != x.shape):
+            shape = tuple(s.shape) if isinstance(s, Tensor) else s
+            raise ValueError(f"{name}: a tensor of shape {tuple(x.shape)} needs steps of that shape, not {shape}")
+        _check_positive(name, s)
+    return steps
+
+
+def _check_positive(name: str, step: Step) -> None:
+    if isinstance(step, Tensor):
+        if step.device.type != "cpu":  # looking would wait for the device
+            return
+        ok = bool(((step > 0) & step.isfinite()).all())
+    else:
+        ok = 0 < step < math.inf
+    if not ok:
+        raise ValueError(f"{name}: the step must be positive and finite, and is {step}")
+
+
+# ---- precision and layout
+
+
+W = TypeVar("W", bound=Step)
+
+
+def _working_precision(x: W) -> W:
+    """bfloat16 holds 8 bits: thresholds and roots are computed in float32."""
+    return x.float() if isinstance(x, Tensor) and x.dtype not in (torch.float32, torch.float64) else x  # type: ignore[return-value]
+
+
+def _like(z: Tensor, x: Tensor) -> Tensor:
+    """z in x's dtype and, where x is dense, in x's strides."""
+    if z.dtype == x.dtype and z.stride() == x.stride():
+        return z
+    out = torch.empty_like(x, memory_format=torch.preserve_format)
+    return z if z.dtype == out.dtype and z.stride() == out.stride() else out.copy_(z)
+
+
+def as_matrix(x: Tensor) -> Tensor:
+    """x as the matrix (shape[0], -1): a filter a row. A vector is n x 1, a number 1 x 1."""
+    return x.flatten(1) if x.dim() >= 2 else x.reshape(-1, 1)
+
+
+def as_tensor(step: Step, x: Tensor) -> Tensor:
+    """The step as a tensor on x's device, filled there: no copy from the host, so legal in a CUDA graph."""
+    return step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.float64, device=x.device)
+
+
+def _total(terms: Sequence[Tensor]) -> Tensor:
+    if not terms:
+        return torch.zeros((), dtype=torch.float64)
+    sums = [t.sum(dtype=torch.float64) for t in terms]
+    return torch.stack([s.to(sums[0].device) for s in sums]).sum()

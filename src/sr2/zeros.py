@@ -1,0 +1,97 @@
+"""Count zeros, and make them: what a trained network really keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .regularizers.base import check_number
+
+
+@dataclass(frozen=True)
+class TensorZeros:
+    """One tensor's count."""
+
+    name: str
+    shape: tuple[int, ...]
+    zeros: int
+    total: int
+
+    @property
+    def fraction(self) -> float:
+        """Share of zeros; 0 for a tensor without entries."""
+        return self.zeros / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """How many entries are zero (or at most `threshold` in magnitude): in all, and tensor by tensor."""
+
+    threshold: float
+    tensors: tuple[TensorZeros, ...]
+
+    @property
+    def zeros(self) -> int:
+        return sum(t.zeros for t in self.tensors)
+
+    @property
+    def total(self) -> int:
+        return sum(t.total for t in self.tensors)
+
+    @property
+    def fraction(self) -> float:
+        """Share of zeros over all entries."""
+        return self.zeros / self.total if self.total else 0.0
+
+    def __str__(self) -> str:
+        what = "zero" if self.threshold == 0 else f"|w| <= {self.threshold:g}"
+        rows = [(t.name, "x".join(map(str, t.shape)) or "scalar", t) for t in self.tensors]
+        rows.append(("total", "", TensorZeros("total", (), self.zeros, self.total)))
+        cells = [(n, s, f"{t.zeros:,}", f"{t.total:,}", f"{100 * t.fraction:.2f} %") for n, s, t in rows]
+        cells.insert(0, ("parameter", "shape", what, "of", "share"))
+        widths = [max(len(row[i]) for row in cells) for i in range(5)]
+        return "\n".join(
+            "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            for row in cells
+        )
+
+
+def sparsity(model: nn.Module | Iterable[tuple[str, Tensor]], threshold: float = 0.0) -> Sparsity:
+    """Count |w| <= threshold over every parameter of a model, each counted once. Prints as a table.
+
+    >>> layer = nn.Linear(4, 2)
+    >>> _ = nn.init.zeros_(layer.bias)
+    >>> sparsity(layer).zeros, sparsity(layer).total
+    (2, 10)
+    """
+    check_number("sparsity", "threshold", threshold, 0)
+    named = list(_named(model))
+    with torch.no_grad():
+        counts = [(p.abs() <= threshold).sum() for _, p in named]
+        zeros = torch.stack([c.cpu() for c in counts]).tolist() if counts else []
+    return Sparsity(
+        float(threshold),
+        tuple(TensorZeros(n, tuple(p.shape), z, p.numel()) for (n, p), z in zip(named, zeros, strict=True)),
+    )
+
+
+def prune_(model: nn.Module | Iterable[tuple[str, Tensor]], alpha: float) -> Sparsity:
+    """Set every parameter entry with |w| <= alpha to zero, in place, without retraining; returns the new `sparsity`.
+
+    >>> layer = nn.Linear(4, 2)
+    >>> prune_(layer, 10.0).fraction
+    1.0
+    """
+    check_number("prune_", "alpha", alpha, 0)
+    named = list(_named(model))
+    with torch.no_grad():
+        for _, p in named:
+            p.masked_fill_(p.abs() <= alpha, 0.0)
+    return sparsity(named)
+
+
+def _named(model: nn.Module | Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters() if isinstance(model, nn.Module) else model
