@@ -43,6 +43,12 @@ class StepInfo:
     step_norm: float
     """|s_t|, of the step that was tried."""
 
+    @staticmethod
+    def of(numbers: Sequence[float], *, accepted: bool, null: bool) -> StepInfo:
+        """From loss, trial loss, rho, sigma, predicted, actual and |s|, in this order."""
+        loss, trial_loss, rho, sigma, predicted, actual, norm = numbers
+        return StepInfo(loss, trial_loss, rho, sigma, None if null else accepted, predicted, actual, norm)
+
 
 @dataclass
 class Proposal:
@@ -62,6 +68,20 @@ class Proposal:
         for state, new in zip(self.states, self.news, strict=True):
             state.update(new)
 
+    def commit_on_device(self, sound: Tensor, forget_momentum: Tensor) -> None:
+        """`commit` where `sound`, in place, so that a graph's replay finds its state; and a restart of momentum."""
+        for x, state, new in zip(self.xs, self.states, self.news, strict=True):
+            for name, value in new.items():
+                if not isinstance(value, Tensor):
+                    value = torch.full((), value, dtype=torch.float64, device=x.device)
+                if name not in state:
+                    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                        raise RuntimeError("momentum and metrics need a step before a CUDA graph is captured")
+                    state[name] = torch.zeros_like(value)
+                if name.startswith("momentum"):
+                    value = torch.where(forget_momentum, 0.0, value)
+                state[name].copy_(torch.where(sound, value, state[name]))
+
 
 class ProximalOptimizer(torch.optim.Optimizer):
     """The base of SR2, ProxGEN and ProxSGD.
@@ -74,7 +94,10 @@ class ProximalOptimizer(torch.optim.Optimizer):
         metric: a diagonal metric, by name ("adam", "adagrad", "rmsprop", "andrei") or as an object, or None.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as the paper does).
         foreach: whether to lay a group's tensors end to end; None chooses it on accelerators.
+        capturable: keep every number that changes between steps on the device, for CUDA graphs.
     """
+
+    _twin: torch.Generator | None = None  # of the CUDA graph that is being captured
 
     def __init__(
         self,
@@ -85,8 +108,10 @@ class ProximalOptimizer(torch.optim.Optimizer):
         metric: Metric | str | None,
         penalize: str,
         foreach: bool | None,
+        capturable: bool,
     ) -> None:
         check_regularizer(regularizer)
+        self.capturable = capturable
         self.metric = as_metric(metric)
         self.foreach = foreach
         self._module: nn.Module | None = None
@@ -154,7 +179,21 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _flat(self, xs: Sequence[Tensor]) -> bool:
         return xs[0].is_cuda if self.foreach is None else self.foreach
 
+    def _commit(self, proposal: Proposal) -> None:
+        if self.capturable:
+            yes = torch.ones((), dtype=torch.bool, device=proposal.xs[0].device)
+            proposal.commit_on_device(sound=yes, forget_momentum=~yes)
+        else:
+            proposal.commit()
+
     # ---- state
+
+    def _place(self) -> None:
+        """With `capturable`, what changes between steps lives on the device: here the learning rates."""
+        for group in self.param_groups:
+            if "lr" in group:
+                lr, device = group["lr"], group["params"][0].device
+                group["lr"] = torch.as_tensor(lr, dtype=torch.float64, device=device) if self.capturable else float(lr)
 
     @property
     def _own(self) -> dict[str, dict[str, Any]]:
@@ -179,16 +218,20 @@ class ProximalOptimizer(torch.optim.Optimizer):
                     stacklevel=2,
                 )
             saved["regularizer"] = None  # torch would deep-copy it
+        own = {name: value for name, value in self._own.items() if isinstance(name, str)}
         super().load_state_dict(state_dict)
+        for name, value in own.items():  # copies, as torch shares these; an older state may lack a number
+            self._own[name] = {**value, **self._own.get(name, {})}
         for group, regularizer in zip(self.param_groups, mine, strict=True):
             group["regularizer"] = regularizer
+        self._place()
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only defaults, state and groups; a copy must know its module and options too.
         own = {k: v for k, v in self.__dict__.items() if k in self._carried}
         return {**super().__getstate__(), **own}
 
-    _carried: frozenset[str] = frozenset({"metric", "foreach", "_module"})
+    _carried: frozenset[str] = frozenset({"metric", "foreach", "capturable", "_module"})
 
     # ---- words
 

@@ -6,14 +6,16 @@ must leave no trace: not in batch-norm's statistics, not in the random number ge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 Closure = Callable[[], Any]
-"""Returns the loss. It may also zero and fill the gradients itself, as the closures of torch's LBFGS do."""
+"""Returns the loss, or one loss for each part of the batch, whose mean counts. It may also zero and fill the gradients
+itself, as the closures of torch's LBFGS do."""
 
 
 class Buffers:
@@ -22,13 +24,22 @@ class Buffers:
     def __init__(self, module: nn.Module | None) -> None:
         owners = [] if module is None else [m._buffers for m in module.modules() if m._buffers]
         self._slots = [(owner, name, b) for owner in owners for name, b in owner.items() if b is not None]
-        self._copies = [torch.empty_like(b) for _, _, b in self._slots]
-        copy_each([b for _, _, b in self._slots], self._copies)
+        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for _, _, b in self._slots:
+            kinds.setdefault((b.dtype, b.device), []).append(b)
+        # Laid end to end by kind: a few launches instead of one for each of a network's hundreds of small buffers.
+        self._kinds = [(tensors, _end_to_end(tensors)) for tensors in kinds.values()]
 
     def restore(self) -> None:
         for owner, name, tensor in self._slots:
             owner[name] = tensor
-        copy_each(self._copies, [b for _, _, b in self._slots])
+        for tensors, copy in self._kinds:
+            _cut_into(copy, tensors)
+
+    def restore_unless(self, keep: Tensor) -> None:
+        """`restore` where the 0-dim tensor `keep` is false, without looking at it."""
+        for tensors, copy in self._kinds:
+            _cut_into(torch.where(keep, _end_to_end(tensors), copy), tensors)
 
 
 class Randomness:
@@ -37,6 +48,12 @@ class Randomness:
     def __init__(self, devices: Iterable[torch.device]) -> None:
         self._cpu = torch.get_rng_state()
         self._cuda = {d: torch.cuda.get_rng_state(d) for d in devices if d.type == "cuda"}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Randomness) and all(
+            torch.equal(a, b)
+            for a, b in zip([self._cpu, *self._cuda.values()], [other._cpu, *other._cuda.values()], strict=True)
+        )
 
     def restore(self) -> None:
         torch.set_rng_state(self._cpu)
@@ -50,44 +67,69 @@ class TwoEvaluations:
     Args:
         module: whose buffers to protect; None protects none.
         parameters: those the closure's gradients are wanted for.
+        twin: during a CUDA graph's capture, a generator registered with it that draws what the default one draws.
     """
 
-    def __init__(self, module: nn.Module | None, parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self, module: nn.Module | None, parameters: Sequence[Tensor], twin: torch.Generator | None = None
+    ) -> None:
         self._module = module
         self._parameters = parameters
         self._devices = {p.device for p in parameters}
         self._before = Buffers(module)
-        self._randomness = Randomness(self._devices)
         self._fills_gradients = False
+        self.drew = False
+        # A captured graph cannot rewind a generator: its second evaluation draws from the twin.
+        self.capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        self._twin = twin if self.capturing else None
+        if not self.capturing:
+            self._randomness = Randomness(self._devices)
 
     def first(self, closure: Closure) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
         loss, self._fills_gradients = loss_and_gradients(closure, self._parameters)
         self._after = Buffers(self._module)
-        self._randomness_after = Randomness(self._devices)
+        if not self.capturing:
+            self._randomness_after = Randomness(self._devices)
+            self.drew = self._randomness_after != self._randomness
         return loss
 
     def again(self, closure: Closure) -> Tensor:
         """The loss where the parameters are now; buffers, generators and gradients stay as `first` left them."""
         # Inside a user's own autocast region the cast copies of the weights are cached, and are those of another x.
         torch.clear_autocast_cache()
-        self._randomness.restore()
         gradients = [p.grad for p in self._parameters]
         for p in self._parameters:  # so that a closure which zeroes in place cannot touch the kept gradients
             p.grad = None
+        default = None
+        if self._twin is not None:
+            default = torch.cuda.default_generators[torch.cuda.current_device()]
+            drawing = default.graphsafe_get_state()
+            default.graphsafe_set_state(self._twin)
+        elif not self.capturing:
+            self._randomness.restore()
         try:
             with torch.set_grad_enabled(self._fills_gradients):
                 return as_loss(closure())
         finally:
             for p, g in zip(self._parameters, gradients, strict=True):
                 p.grad = g
+            if default is not None:
+                default.graphsafe_set_state(drawing)
+            elif not self.capturing:
+                self._randomness_after.restore()
             self._after.restore()
-            self._randomness_after.restore()
             torch.clear_autocast_cache()
 
     def undo(self) -> None:
-        """Put the buffers back to where they were before `first`."""
+        """Put the buffers and the generators back to where they were before `first`."""
         self._before.restore()
+        if not self.capturing:
+            self._randomness.restore()
+
+    def undo_unless(self, sound: Tensor) -> None:
+        """`undo` where the 0-dim tensor `sound` is false, without looking at it."""
+        self._before.restore_unless(sound)
 
 
 def loss_and_gradients(closure: Closure, parameters: Sequence[Tensor]) -> tuple[Tensor, bool]:
@@ -98,18 +140,31 @@ def loss_and_gradients(closure: Closure, parameters: Sequence[Tensor]) -> tuple[
         result = closure()
         filled = any(p.grad is not None for p in parameters)
         if not filled:
-            if not isinstance(result, Tensor) or not result.requires_grad:
-                raise ValueError(
-                    f"the closure returned {_describe(result)} that does not depend on the parameters: return the loss "
-                    "tensor, undetached, or call backward() inside the closure"
-                )
-            as_loss(result)  # a vector is the user's mistake and is said before autograd says it
-            result.sum().backward()  # type: ignore[no-untyped-call]
+            losses = result if isinstance(result, (list, tuple)) else [result]
+            for loss in losses:
+                if not isinstance(loss, Tensor) or not loss.requires_grad:
+                    raise ValueError(
+                        f"the closure returned {_describe(loss)} that does not depend on the parameters: return the "
+                        "loss tensor, undetached, or call backward() inside the closure"
+                    )
+                as_loss(loss)  # a vector is the user's mistake and is said before autograd says it
+                # Part by part: the same arithmetic, and their spread can be seen.
+                (loss.sum() / len(losses)).backward()  # type: ignore[no-untyped-call]
     return as_loss(result), filled
+
+
+def mean_loss(result: object) -> Tensor:
+    """The closure's loss with its graph; the mean over the parts where it returns several."""
+    losses = result if isinstance(result, (list, tuple)) else [result]
+    for loss in losses:
+        as_loss(loss)
+    return torch.stack([torch.as_tensor(loss).sum() for loss in losses]).mean()
 
 
 def as_loss(result: object) -> Tensor:
     """A closure's result as a detached 0-dim tensor."""
+    if isinstance(result, (list, tuple)) and result:
+        return torch.stack([as_loss(part) for part in result]).mean()
     if isinstance(result, (int, float)) and not isinstance(result, bool):
         return torch.tensor(result, dtype=torch.float64)
     if not isinstance(result, Tensor) or result.numel() != 1 or not result.is_floating_point():
@@ -117,16 +172,29 @@ def as_loss(result: object) -> Tensor:
     return result.detach().reshape(())
 
 
-def copy_each(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """targets[i] <- sources[i], one launch for each dtype and device."""
-    kinds: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
-    for source, target in zip(sources, targets, strict=True):
-        pair = kinds.setdefault((target.dtype, target.device), ([], []))
-        pair[0].append(source)
-        pair[1].append(target)
+@contextmanager
+def untouched(module: nn.Module | None, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Leave no trace: buffers, generators and gradients are afterwards as before."""
+    buffers, randomness = Buffers(module), Randomness({p.device for p in parameters})
+    gradients = [p.grad for p in parameters]
+    try:
+        yield
+    finally:
+        for p, g in zip(parameters, gradients, strict=True):
+            p.grad = g
+        buffers.restore()
+        randomness.restore()
+        torch.clear_autocast_cache()
+
+
+def _end_to_end(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
+
+
+def _cut_into(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    pieces = torch.split(flat, [t.numel() for t in tensors])
     with torch.no_grad():
-        for from_, to in kinds.values():
-            torch._foreach_copy_(to, from_)
+        torch._foreach_copy_(list(tensors), [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)])
 
 
 def _describe(result: object) -> str:

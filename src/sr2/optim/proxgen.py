@@ -36,7 +36,7 @@ class ProxGEN(ProximalOptimizer):
         metric: D_t, by name or as an object; None is the identity.
         weight_decay: decoupled, x <- (1 - lr * weight_decay) x before the step, as in the authors' code.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as SR2's paper does).
-        foreach: as in SR2.
+        foreach, capturable: as in SR2; with `capturable`, `lr` is kept as a tensor, which torch's schedulers fill.
     """
 
     def __init__(
@@ -50,12 +50,16 @@ class ProxGEN(ProximalOptimizer):
         weight_decay: float = 0.0,
         penalize: str = "weights",
         foreach: bool | None = None,
+        capturable: bool = False,
     ) -> None:
         check_number("ProxGEN", "lr", lr, 0, open_low=True)
         check_number("ProxGEN", "momentum", momentum, 0, 1)
         check_number("ProxGEN", "weight_decay", weight_decay, 0)
         defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(params, regularizer, defaults, metric=metric, penalize=penalize, foreach=foreach)
+        super().__init__(
+            params, regularizer, defaults, metric=metric, penalize=penalize, foreach=foreach, capturable=capturable
+        )
+        self._place()
 
     def _options(self) -> str:
         first = self.param_groups[0]
@@ -73,9 +77,11 @@ class ProxGEN(ProximalOptimizer):
                 continue
             lr, xs = group["lr"], proposal.xs
             if group["weight_decay"]:
-                torch._foreach_mul_(xs, 1 - lr * group["weight_decay"])
+                for x in xs:
+                    x.mul_(1 - lr * group["weight_decay"])
             steps = [lr] * len(xs) if proposal.diagonal is None else [lr / d for d in proposal.diagonal]
             zs = proximal_point(xs, proposal.vs, steps, proposal.regularizer, flat=self._flat(xs))
             torch._foreach_copy_(xs, zs)
-            proposal.commit()
+            self._commit(proposal)
+        torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss

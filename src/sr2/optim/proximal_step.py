@@ -24,6 +24,7 @@ class Zero(Regularizer):
 
     separable = True
     convex = True
+    coefficients = (0.0, 0.0, 0.0)
 
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         return list(xs)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers.base import Regularizer, check_compatible, check_number
+from ..regularizers.base import Regularizer, Step, check_compatible, check_number
 from .base import Params, ProximalOptimizer
 from .evaluation import Closure, loss_and_gradients
 from .metrics import Metric
@@ -38,7 +38,7 @@ class ProxSGD(ProximalOptimizer):
         rho_decay: b, the power by which rho_t falls.
         metric: tau_t; None turns it off, tau = 1 (as in SR2's paper).
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as SR2's paper does).
-        foreach: as in SR2.
+        foreach, capturable: as in SR2; with `capturable`, `lr` is kept as a tensor, which torch's schedulers fill.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class ProxSGD(ProximalOptimizer):
         metric: Metric | str | None = "adam",
         penalize: str = "weights",
         foreach: bool | None = None,
+        capturable: bool = False,
     ) -> None:
         check_number("ProxSGD", "lr", lr, 0, open_low=True)
         check_number("ProxSGD", "lr_decay", lr_decay, 0)
@@ -60,8 +61,16 @@ class ProxSGD(ProximalOptimizer):
         if rho is not None:
             check_number("ProxSGD", "rho", rho, 0, open_low=True)
         defaults: dict[str, Any] = {"lr": lr, "lr_decay": lr_decay, "rho": rho, "rho_decay": rho_decay}
-        super().__init__(params, regularizer, defaults, metric=metric, penalize=penalize, foreach=foreach)
+        super().__init__(
+            params, regularizer, defaults, metric=metric, penalize=penalize, foreach=foreach, capturable=capturable
+        )
         self._own["schedule"] = {"t": 0}
+        self._place()
+
+    def _place(self) -> None:
+        super()._place()
+        schedule, device = self._own["schedule"], self.param_groups[0]["params"][0].device
+        schedule["t"] = torch.tensor(int(schedule["t"]), device=device) if self.capturable else int(schedule["t"])
 
     def _check_fits(self, regularizer: Regularizer | None) -> None:
         instead = "use SR2 or ProxGEN, which take any regularizer with a prox, or a convex one such as L1"
@@ -80,21 +89,32 @@ class ProxSGD(ProximalOptimizer):
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         """One step on the closure's loss (either kind of closure), or on the gradients that are there."""
         loss = None if closure is None else loss_and_gradients(closure, self._parameters())[0]
-        t = self._own["schedule"]["t"] = self._own["schedule"]["t"] + 1
+        self._own["schedule"]["t"] += 1
+        t = self._own["schedule"]["t"]
         for group in self.param_groups:
             proposal = self._propose(group, momentum=0.0)
             if proposal is None:
                 continue
+            xs = proposal.xs
             if group["rho"] is not None:
-                rho = min(1.0, group["rho"] / (t + 4) ** group["rho_decay"])
-                for i, (g, state) in enumerate(zip(proposal.gs, proposal.states, strict=True)):
-                    v = torch.lerp(state["v"], g, rho) if "v" in state else g * rho
-                    proposal.vs[i] = v
-                    proposal.news[i]["v"] = v
-            steps = [1.0] * len(proposal.xs) if proposal.diagonal is None else [1.0 / d for d in proposal.diagonal]
-            flat = self._flat(proposal.xs)
-            points = proximal_point(proposal.xs, proposal.vs, steps, proposal.regularizer, flat=flat)
-            eps = min(1.0, group["lr"] / (t + 4) ** group["lr_decay"])
-            torch._foreach_lerp_(proposal.xs, points, eps)
-            proposal.commit()
+                rho = _falling(group["rho"], t, group["rho_decay"])
+                old = [state.get("v", torch.zeros_like(x)) for x, state in zip(xs, proposal.states, strict=True)]
+                proposal.vs = [_between(v, g, rho) for v, g in zip(old, proposal.gs, strict=True)]
+                proposal.news = [{**new, "v": v} for new, v in zip(proposal.news, proposal.vs, strict=True)]
+            steps = [1.0] * len(xs) if proposal.diagonal is None else [1.0 / d for d in proposal.diagonal]
+            points = proximal_point(xs, proposal.vs, steps, proposal.regularizer, flat=self._flat(xs))
+            eps = _falling(group["lr"], t, group["lr_decay"])
+            torch._foreach_copy_(xs, [_between(x, z, eps) for x, z in zip(xs, points, strict=True)])
+            self._commit(proposal)
+        torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss
+
+
+def _falling(first: Step, t: Step, power: float) -> Step:
+    """first / (t + 4)^power, at most 1."""
+    value = first / (t + 4) ** power
+    return value.clamp_max(1.0) if isinstance(value, Tensor) else min(1.0, value)
+
+
+def _between(x: Tensor, z: Tensor, weight: Step) -> Tensor:
+    return torch.lerp(x, z, weight.to(x.dtype) if isinstance(weight, Tensor) else weight)

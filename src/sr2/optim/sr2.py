@@ -10,75 +10,28 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ..regularizers.base import Regularizer, check_number
+from . import stationarity
 from .base import Params, Proposal, ProximalOptimizer, StepInfo
+from .batch_growth import BatchGrowth, GradientNoise
 from .evaluation import Closure, TwoEvaluations
+from .fused import FusedTrial
 from .metrics import Metric
 from .momentum import forget
-from .proximal_step import Parts, move_to_trial
+from .proximal_step import Parts
+from .search import Decision, Search
+from .sigma0 import estimate_sigma0
+from .trial import Trial
 
-
-class Decision(NamedTuple):
-    """The fate of a step, as 0-dim tensors."""
-
-    accepted: Tensor
-    null: Tensor
-    rho: Tensor
-    sigma: Tensor
-
-
-@dataclass(frozen=True)
-class Search:
-    """Accept? Next sigma? The part of Algorithm 1 that knows nothing of how s was found."""
-
-    eta1: float
-    eta2: float
-    gamma1: float
-    gamma2: float
-    gamma3: float
-    sigma_min: float
-
-    def __post_init__(self) -> None:
-        check_number("SR2", "sigma_min", self.sigma_min, 0, open_low=True)
-        if not 0 < self.eta1 <= self.eta2 < 1:
-            raise ValueError(f"SR2 needs 0 < eta1 <= eta2 < 1, and got eta1={self.eta1}, eta2={self.eta2}")
-        if not 0 < self.gamma3 <= 1:
-            raise ValueError(f"SR2 needs 0 < gamma3 <= 1, and got gamma3={self.gamma3}")
-        if not 1 < self.gamma1 <= self.gamma2 < math.inf:
-            raise ValueError(
-                f"SR2 needs 1 < gamma1 <= gamma2 (Algorithm 1), and got gamma1={self.gamma1}, gamma2={self.gamma2}: "
-                "leave gamma2=None to use gamma1"
-            )
-
-    def decide(
-        self, sigma: Tensor, actual: Tensor, predicted: Tensor, slack: Tensor, ss: Tensor, plain: bool
-    ) -> Decision:
-        """rho = actual / predicted against eta1 and eta2, without dividing; all tensors float64 and 0-dim.
-
-        plain: the direction is the gradient. Where it is not (momentum), a refusal speaks against the direction and
-        sigma stays: the next step takes the plain gradient.
-        """
-        null = ss == 0
-        finite = actual.isfinite() & predicted.isfinite() & ss.isfinite()
-        actual, predicted = actual + slack, predicted + slack
-        usable = finite & ~null & (predicted > 0)
-        accepted = usable & (actual >= self.eta1 * predicted)
-        very = accepted & (actual >= self.eta2 * predicted)
-        lower = (self.gamma3 * sigma).clamp_min(self.sigma_min)
-        higher = self.gamma1 * sigma if plain else sigma
-        sigma = torch.where(
-            null | (accepted & ~very),
-            sigma,
-            torch.where(very, lower, torch.where(finite, higher, self.gamma2 * sigma)),
-        )
-        return Decision(accepted, null, torch.where(usable, actual / predicted, math.nan), sigma)
+_COUNTS = ("accepted", "refused", "null", "broken")
 
 
 class SR2(ProximalOptimizer):
@@ -107,7 +60,8 @@ class SR2(ProximalOptimizer):
     Args:
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
-        sigma: sigma_0 >= sigma_min, the first inverse step size.
+        sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" estimates the curvature at x_0 on the first
+            batch.
         eta1, eta2: 0 < eta1 <= eta2 < 1, the ratios that accept a step and that lower sigma.
         gamma1, gamma2: 1 < gamma1 <= gamma2, the factors that raise sigma; gamma2=None means gamma1.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
@@ -115,7 +69,12 @@ class SR2(ProximalOptimizer):
         momentum: beta of v_t, a bias-corrected average of gradients; a refused step starts it again at v = g.
         metric: a diagonal metric D_t, by name or as an object; the step then minimizes with sigma + D_t.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as the paper does).
-        foreach: lay a group's tensors end to end, for fewer launches; None chooses it on accelerators.
+        foreach: True lays a group's tensors end to end, for few launches; False goes tensor by tensor; None takes a
+            fused kernel on CUDA where R has one, and else lays end to end on accelerators.
+        capturable: keep sigma and every decision on the device, without a host read: a legal body of a CUDA graph
+            (see `sr2.optim.CapturedStep`). A loss that is not finite at x_t is then refused and counted, not raised.
+        epsilon: the tolerance behind `converged`: E[|s|^2] <= epsilon^2, the paper's measure of stationarity.
+        batch_growth: test assumption 3 at every step and ask for larger batches where it fails (see `BatchGrowth`).
     """
 
     def __init__(
@@ -123,7 +82,7 @@ class SR2(ProximalOptimizer):
         params: Params,
         regularizer: Regularizer | None = None,
         *,
-        sigma: float = 1.0,
+        sigma: float | str = "auto",
         eta1: float = 7.5e-4,
         eta2: float = 0.99,
         gamma1: float = 5.56,
@@ -134,41 +93,109 @@ class SR2(ProximalOptimizer):
         metric: Metric | str | None = None,
         penalize: str = "weights",
         foreach: bool | None = None,
+        capturable: bool = False,
+        epsilon: float | None = None,
+        batch_growth: BatchGrowth | None = None,
     ) -> None:
         self.search = Search(eta1, eta2, gamma1, gamma1 if gamma2 is None else gamma2, gamma3, sigma_min)
-        check_number("SR2", "sigma", sigma, sigma_min)
+        if isinstance(sigma, str) and sigma != "auto":
+            raise ValueError(f"SR2: sigma must be a number or 'auto', and is {sigma!r}")
+        if not isinstance(sigma, str):
+            check_number("SR2", "sigma", sigma, sigma_min)
         check_number("SR2", "momentum", momentum, 0, 1)
+        if epsilon is not None:
+            check_number("SR2", "epsilon", epsilon, 0, open_low=True)
+        if batch_growth is not None and (capturable or momentum):
+            raise ValueError("batch_growth changes the batch and judges plain gradients: no capturable, no momentum")
         self.momentum = momentum
-        super().__init__(params, regularizer, {}, metric=metric, penalize=penalize, foreach=foreach)
-        self._own["search"] = {"sigma": float(sigma), "accepted": 0, "refused": 0, "null": 0, "entered": False}
-        self._last: StepInfo | None = None
+        self.epsilon = epsilon
+        self.batch_growth = batch_growth
+        super().__init__(
+            params, regularizer, {}, metric=metric, penalize=penalize, foreach=foreach, capturable=capturable
+        )
+        known = not isinstance(sigma, str)
+        self._own["search"] = {
+            "sigma": float(sigma) if known else math.nan,
+            "sigma_known": known,
+            "entered": False,
+            "batch": None if batch_growth is None else batch_growth.batch,
+            "steps_squared": stationarity.start(),
+            **dict.fromkeys(_COUNTS, 0),
+        }
+        self._last: StepInfo | Tensor | None = None
+        self._place()
 
-    _carried = ProximalOptimizer._carried | {"search", "momentum", "_last"}
+    _carried = ProximalOptimizer._carried | {
+        "search",
+        "momentum",
+        "epsilon",
+        "batch_growth",
+        "_last",
+    }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._fused, self._draws = FusedTrial(), False
+
+    def _place(self) -> None:
+        """sigma and the counters live where decisions are made: on the device if capturable, else as host numbers."""
+        super()._place()
+        self._fused, self._draws = FusedTrial(), False
+        search, device = self._own["search"], self.param_groups[0]["params"][0].device
+        for name, kind, dtype in (("sigma", float, torch.float64), *((c, int, torch.int64) for c in _COUNTS)):
+            value = kind(search.get(name, 0))
+            search[name] = torch.tensor(value, dtype=dtype, device=device) if self.capturable else value
+        search["steps_squared"] = search["steps_squared"].to(device if self.capturable else "cpu")
+        if self.capturable:
+            self._last = torch.full((9,), math.nan, dtype=torch.float64, device=device)
 
     # ---- what a user reads
 
     @property
     def sigma(self) -> float:
-        """sigma_t, as the next step will use it."""
+        """sigma_t, as the next step will use it; NaN before the first step where it is to be estimated."""
         return float(self._own["search"]["sigma"])
 
     @property
     def last_step(self) -> StepInfo | None:
-        """What the last step saw and did; None before the first."""
-        return self._last
+        """What the last step saw and did; None before the first. With `capturable`, reading it waits for the device."""
+        if not isinstance(self._last, Tensor):
+            return self._last
+        *numbers, accepted, null = self._last.tolist()
+        return None if math.isnan(null) else StepInfo.of(numbers, accepted=bool(accepted), null=bool(null))
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many steps were accepted, refused and null."""
-        search = self._own["search"]
-        return {name: search[name] for name in ("accepted", "refused", "null")}
+        """How many steps were accepted, refused, null, and (with `capturable`) broken: not finite at x_t."""
+        return {name: int(self._own["search"][name]) for name in _COUNTS}
+
+    @property
+    def stationarity(self) -> stationarity.Stationarity:
+        """The mean of |s|^2 over the last accepted steps, an estimate of the paper's measure, with its uncertainty."""
+        return stationarity.read(self._own["search"]["steps_squared"])
+
+    @property
+    def converged(self) -> bool:
+        """Whether that measure is below `epsilon` squared, its uncertainty included; False without an epsilon."""
+        return self.epsilon is not None and self.stationarity.below(self.epsilon)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The size that `batch_growth` asks of the next batch; None without it."""
+        size = self._own["search"]["batch"]
+        return None if size is None else int(size)
 
     def _options(self) -> str:
         s = self.search
-        words = f"sigma={self.sigma:g}, eta1={s.eta1:g}, eta2={s.eta2:g}, gamma1={s.gamma1:g}, gamma2={s.gamma2:g}, "
+        sigma = f"{self.sigma:g}" if self._own["search"]["sigma_known"] else "auto"
+        words = f"sigma={sigma}, eta1={s.eta1:g}, eta2={s.eta2:g}, gamma1={s.gamma1:g}, gamma2={s.gamma2:g}, "
         words += f"gamma3={s.gamma3:g}, sigma_min={s.sigma_min:g}"
         words += f", momentum={self.momentum:g}" if self.momentum else ""
-        return words + (f", metric={self.metric!r}" if self.metric else "")
+        return (
+            words
+            + (f", metric={self.metric!r}" if self.metric else "")
+            + (", capturable=True" if self.capturable else "")
+        )
 
     # ---- one step
 
@@ -188,95 +215,156 @@ class SR2(ProximalOptimizer):
                 "SR2.step needs a closure, since it evaluates the loss twice: optimizer.step(lambda: loss_fn(model(x), "
                 "y)); torch's GradScaler cannot pass one, so use bfloat16 autocast, which needs no scaler"
             )
-        if not self._own["search"]["entered"]:
-            self._enter_domain()
-        evaluations = TwoEvaluations(self._module, self._parameters())
-        loss = evaluations.first(closure)
-        f = loss if objective is None else evaluations.again(objective)
+        while True:
+            if not self._own["search"]["entered"]:
+                self._enter_domain()
+            if not self._own["search"]["sigma_known"]:
+                self._estimate_sigma(closure)
+            loss = self._attempt(closure, objective)
+            if loss is not None:
+                return loss
 
+    def _attempt(self, closure: Closure, objective: Closure | None) -> Tensor | None:
+        """One iteration from where R is finite; None, and nothing changed, if that turns out not to be so."""
+        evaluations = TwoEvaluations(self._module, self._parameters(), self._twin)
+        with GradientNoise(self._parameters() if self.batch_growth else []) as noise:
+            loss = evaluations.first(closure)
+        self._check_randomness(evaluations)
+        f = loss if objective is None else evaluations.again(objective)
         proposals = [p for group in self.param_groups if (p := self._propose(group, self.momentum)) is not None]
-        moved: list[tuple[Proposal, list[Tensor]]] = []
+        if not proposals:
+            raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
+        trial = self._trial(proposals)
         try:
-            parts = []
-            for proposal in proposals:
-                steps = self._steps(proposal)
-                kept, part = move_to_trial(
-                    proposal.xs, proposal.vs, steps, proposal.regularizer, flat=self._flat(proposal.xs)
-                )
-                moved.append((proposal, kept))
-                parts.append(part)
-            trial = evaluations.again(objective or closure)
-            scalars = self._scalars(loss, f, trial, parts).cpu()  # the one host read of a step
+            parts = trial.move(self._own["search"]["sigma"])
+            f_trial = evaluations.again(objective or closure)
+            scalars = self._scalars(loss, f, f_trial, parts)
+            if not self.capturable:
+                scalars = scalars.cpu()  # the one host read of a step
         except BaseException:  # an interrupt in the trial must not leave x halfway
-            _put_back(moved)
+            trial.put_back()
             evaluations.undo()
             raise
-        if not self._settle(scalars, _resolution(loss, proposals), moved, evaluations):
-            return self.step(closure, objective)
+        eps = _resolution(loss, proposals)
+        if self.capturable:
+            self._settle_on_device(scalars, eps, trial, evaluations)
+        elif not self._batch_passes(scalars, eps, noise):
+            trial.put_back()
+        elif not self._settle(scalars, eps, trial, evaluations):
+            return None
         return loss
 
-    def _steps(self, proposal: Proposal) -> list[Any]:
-        """1 / D with D = sigma + metric."""
-        sigma = self.sigma
-        if proposal.diagonal is None:
-            return [1.0 / sigma] * len(proposal.xs)
-        return [(d + sigma).reciprocal_() for d in proposal.diagonal]
+    def _trial(self, proposals: list[Proposal]) -> Trial | FusedTrial:
+        if self.foreach is None and FusedTrial.fits(proposals):
+            return self._fused.use(proposals)
+        return Trial(proposals, flat=proposals[0].xs[0].is_cuda if self.foreach is None else self.foreach)
 
-    def _scalars(self, loss: Tensor, f: Tensor, trial: Tensor, parts: Sequence[Parts]) -> Tensor:
-        """loss, f, f', v's, R(x) - R(x+s), |s|^2: one reduction point, so that several processes agree."""
-        device = parts[0].vs.device if parts else loss.device
-        values = torch.stack([t.to(device, torch.float64) for t in (loss, f, trial)])
+    def _scalars(self, loss: Tensor, f: Tensor, f_trial: Tensor, parts: Parts) -> Tensor:
+        """f(x), F's f(x), f(x + s), v's, R(x) - R(x + s), |s|^2: one reduction point, so that processes agree."""
+        values = torch.stack([t.to(parts.vs.device, torch.float64) for t in (loss, f, f_trial)])
         group = self._process_group()
         if group is not None:  # every process has its own batch, and all must decide alike
             dist.all_reduce(values, group=group)
             values /= dist.get_world_size(group)
-        if not parts:
-            return torch.cat([values, values.new_zeros(3)])
-        sums = [torch.stack([t.to(device) for t in column]).sum() for column in zip(*parts, strict=True)]
-        return torch.cat([values, torch.stack(sums)])
+        return torch.cat([values, torch.stack(parts)])
 
-    def _settle(
-        self,
-        scalars: Tensor,
-        eps: float,
-        moved: Sequence[tuple[Proposal, list[Tensor]]],
-        evaluations: TwoEvaluations,
-    ) -> bool:
-        """Keep the trial point or put x back; the next sigma; the counters. False if the step must be taken anew."""
-        loss, f, trial, vs, dR, ss = scalars
-        if not bool(scalars.isfinite().all()) and not self._can_refuse(scalars, moved, evaluations):
-            return False
-        search = self._own["search"]
-        proposals = [proposal for proposal, _ in moved]
-        plain = not any("momentum" in state for p in proposals for state in p.states)
-        sigma = torch.tensor(search["sigma"], dtype=torch.float64)
-        actual, predicted = f - trial + dR, dR - vs
+    def _decide(self, scalars: Tensor, eps: float, plain: Tensor) -> tuple[Decision, Tensor]:
+        """The decision, and the figures of `StepInfo` in its order."""
+        loss, f, f_trial, vs, dR, ss = scalars.unbind()
+        sigma = torch.as_tensor(self._own["search"]["sigma"], dtype=torch.float64)
+        actual, predicted = f - f_trial + dR, dR - vs
         slack = 10 * eps * f.abs().clamp_min(1.0)
         decision = self.search.decide(sigma, actual, predicted, slack, ss, plain)
-        accepted, null = bool(decision.accepted), bool(decision.null)
+        figures = (loss, f_trial, decision.rho, decision.sigma, predicted, actual, ss.sqrt())
+        return decision, torch.stack([*figures, decision.accepted.double(), decision.null.double()])
 
-        for proposal in proposals:
+    def _settle(self, scalars: Tensor, eps: float, trial: Trial | FusedTrial, evaluations: TwoEvaluations) -> bool:
+        """Keep the trial point or put x back; the next sigma; the counters. False if the step must be taken anew."""
+        if not bool(scalars.isfinite().all()) and not self._can_refuse(scalars, trial, evaluations):
+            return False
+        search = self._own["search"]
+        plain = not any("momentum" in state for p in trial.proposals for state in p.states)
+        decision, figures = self._decide(scalars, eps, torch.tensor(plain))
+        accepted, null = bool(decision.accepted), bool(decision.null)
+        refused = not accepted and not null
+        for proposal in trial.proposals:
             proposal.commit()
-        if not accepted:
-            _put_back(moved)
-        if not accepted and not null:
-            for proposal in proposals:
+            if refused:
                 forget(proposal.states)
+        if not accepted:
+            trial.put_back()
         search["accepted" if accepted else "null" if null else "refused"] += 1
         search["sigma"] = float(decision.sigma)
-        self._last = StepInfo(
-            loss=float(loss),
-            trial_loss=float(trial),
-            rho=float(decision.rho),
-            sigma=search["sigma"],
-            accepted=None if null else accepted,
-            predicted=float(predicted),
-            actual=float(actual),
-            step_norm=math.sqrt(float(ss)),
-        )
+        counts = decision.accepted | decision.null
+        search["steps_squared"] = stationarity.update(search["steps_squared"], scalars[5], counts)
+        self._last = StepInfo.of(figures.tolist()[:7], accepted=accepted, null=null)
         return True
 
-    # ---- when something is not finite
+    def _settle_on_device(
+        self, scalars: Tensor, eps: float, trial: Trial | FusedTrial, evaluations: TwoEvaluations
+    ) -> None:
+        """`_settle` without a host read: every choice is a `where`, every state is written in place."""
+        search = self._own["search"]
+        loss, f, _, vs, _, _ = scalars.unbind()
+        sound = loss.isfinite() & f.isfinite() & vs.isfinite()
+        weights = [s["momentum_weight"] for p in trial.proposals for s in p.states if "momentum_weight" in s]
+        plain = torch.stack(weights).sum() == 0 if weights else torch.ones_like(sound)
+        decision, figures = self._decide(scalars, eps, plain)
+        accepted, null = decision.accepted & sound, decision.null & sound
+        refused = sound & ~accepted & ~null
+        trial.put_back_unless(accepted)
+        evaluations.undo_unless(sound)
+        for proposal in trial.proposals:
+            proposal.commit_on_device(sound, forget_momentum=refused)
+        for name, flag in zip(_COUNTS, (accepted, refused, null, ~sound), strict=True):
+            search[name] += flag
+        figures[3] = torch.where(sound, decision.sigma, search["sigma"])
+        search["sigma"].copy_(figures[3])
+        sums = search["steps_squared"]
+        sums.copy_(stationarity.update(sums, scalars[5], accepted | null))
+        cast(Tensor, self._last).copy_(figures)
+
+    def _batch_passes(self, scalars: Tensor, eps: float, noise: GradientNoise) -> bool:
+        """Assumption 3 for this batch. Where it fails, s = 0 as in Algorithm 1, and the next batch is larger."""
+        growth, search = self.batch_growth, self._own["search"]
+        if growth is None or search["batch"] >= growth.largest or not bool(scalars.isfinite().all()):
+            return True
+        loss, f, f_trial, vs, dR, ss = scalars.tolist()
+        spread = noise.estimate()
+        slack = 10 * eps * max(1.0, abs(f))
+        if growth.passes(abs(f_trial - f - vs), 0.0 if math.isnan(spread) else spread, ss, slack):
+            return True
+        search["batch"] = growth.next(search["batch"])
+        search["null"] += 1
+        numbers = (loss, f_trial, math.nan, search["sigma"], dR - vs, f - f_trial + dR, math.sqrt(ss))
+        self._last = StepInfo.of(numbers, accepted=False, null=True)
+        return False
+
+    def _check_randomness(self, evaluations: TwoEvaluations) -> None:
+        self._draws |= evaluations.drew
+        if evaluations.capturing and self._draws and self._twin is None:
+            raise RuntimeError(
+                "the closure draws random numbers, and a CUDA graph would draw others at the trial point: "
+                "capture with sr2.optim.CapturedStep, which makes both evaluations draw the same"
+            )
+
+    # ---- the first step
+
+    def _estimate_sigma(self, closure: Closure) -> None:
+        """sigma_0 from the curvature at x_0 on the first batch; the same on all processes."""
+        parameters = self._parameters()
+        alone = self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
+        with alone:
+            estimate = estimate_sigma0(closure, self._module, parameters)
+        group = self._process_group()
+        if group is not None:
+            shared = torch.tensor(estimate, dtype=torch.float64, device=parameters[0].device)
+            dist.all_reduce(shared, group=group)
+            estimate = float(shared) / dist.get_world_size(group)
+        search = self._own["search"]
+        sigma = max(self.search.sigma_min, estimate)
+        search["sigma"] = torch.full_like(search["sigma"], sigma) if self.capturable else sigma
+        search["sigma_known"] = True
 
     def _enter_domain(self) -> None:
         """Algorithm 1 starts where R is finite: a group that does not is moved to its prox, once."""
@@ -284,37 +372,34 @@ class SR2(ProximalOptimizer):
             regularizer, xs = group["regularizer"], [p for p in group["params"] if p.requires_grad]
             if regularizer is None or not xs or not bool(regularizer.value(xs).isposinf()):
                 continue
-            for x, z in zip(xs, regularizer.prox(xs, 1.0 / self.sigma), strict=True):
+            for x, z in zip(
+                xs, regularizer.prox(xs, 1.0 / self.sigma if self._own["search"]["sigma_known"] else 1.0), strict=True
+            ):
                 x.copy_(z)
             if not bool(regularizer.value(xs).isfinite()):
                 raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
             warnings.warn(
                 f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox",
-                stacklevel=4,
+                stacklevel=5,  # past step and torch's two wrappers around it: the user's line
             )
         self._own["search"]["entered"] = True
 
-    def _can_refuse(
-        self,
-        scalars: Tensor,
-        moved: Sequence[tuple[Proposal, list[Tensor]]],
-        evaluations: TwoEvaluations,
-    ) -> bool:
+    def _can_refuse(self, scalars: Tensor, trial: Trial | FusedTrial, evaluations: TwoEvaluations) -> bool:
         """Something is not finite. At the trial point: True, to be refused. At x_t: all is put back, and it is an
         error, unless x_t has left the domain of R since the last step: False, to enter it again."""
         loss, f, _, vs, dR, _ = scalars.tolist()
-        broken = outside = None
+        broken, outside = None, False
         if not math.isfinite(loss):
             broken = f"the loss at x_t is {loss}"
         elif not math.isfinite(f):
             broken = f"the objective at x_t is {f}"
-        elif not math.isfinite(vs) and not all(bool(g.isfinite().all()) for p, _ in moved for g in p.gs):
+        elif not math.isfinite(vs) and not all(bool(g.isfinite().all()) for p in trial.proposals for g in p.gs):
             broken = f"the loss at x_t is finite ({loss:g}) and its gradient is not"
         elif not math.isfinite(dR):
-            outside = any(bool(p.regularizer.value(kept).isposinf()) for p, kept in moved)
+            outside = trial.starts_outside()
         if not broken and not outside:
             return True
-        _put_back(moved)
+        trial.put_back()
         evaluations.undo()
         if outside:
             self._own["search"]["entered"] = False
@@ -323,11 +408,6 @@ class SR2(ProximalOptimizer):
             f"{broken}; x, sigma and all state are as before the step: skip this batch, or look for what is not finite "
             "in the data or the model"
         )
-
-
-def _put_back(moved: Sequence[tuple[Proposal, list[Tensor]]]) -> None:
-    for proposal, kept in moved:
-        torch._foreach_copy_(proposal.xs, kept)
 
 
 def _resolution(loss: Tensor, proposals: Sequence[Proposal]) -> float:

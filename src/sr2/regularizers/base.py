@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import ClassVar, TypeVar, overload
+from typing import ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ class Regularizer:
     separable: ClassVar[bool] = False
     convex: ClassVar[bool] = False
 
+    @property
+    def coefficients(self) -> tuple[float, float, float] | None:
+        """(a, b, c) if R(x) = a |x|_1 + b |x|_0 + c |x|^2 / 2: one fused kernel of the optimizers serves them all."""
+        return None
+
     # ---- what a regularizer writes: one tensor at a time, or a whole group
 
     def terms(self, x: Tensor) -> Tensor:
@@ -52,7 +57,7 @@ class Regularizer:
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         """The prox of a whole group, steps[i] for xs[i]. Unchecked: what an optimizer calls every step."""
         return [
-            _like(self.prox_tensor(_working_precision(x), _working_precision(step)), x)
+            _like(self.prox_tensor(_working_precision(x), _working_step(step)), x)
             for x, step in zip(xs, steps, strict=True)
         ]
 
@@ -146,11 +151,11 @@ def _checked_tensors(regularizer: Regularizer, xs: Tensor | Sequence[Tensor]) ->
     return tensors
 
 
-def _checked_steps(regularizer: Regularizer, xs: list[Tensor], step: Step | Sequence[Tensor]) -> list[Step]:
+def _checked_steps(regularizer: Regularizer, xs: list[Tensor], step: object) -> list[Step]:
     name = type(regularizer).__name__
     if isinstance(step, Tensor) and step.dim() > 0:
         step = [step]
-    if isinstance(step, Real):
+    if not isinstance(step, bool) and isinstance(step, Real):
         step = float(step)
     if isinstance(step, (Tensor, float)):
         _check_positive(name, step)
@@ -186,12 +191,16 @@ def _check_positive(name: str, step: Step) -> None:
 # ---- precision and layout
 
 
-W = TypeVar("W", bound=Step)
-
-
-def _working_precision(x: W) -> W:
+def _working_precision(x: Tensor) -> Tensor:
     """bfloat16 holds 8 bits: thresholds and roots are computed in float32."""
-    return x.float() if isinstance(x, Tensor) and x.dtype not in (torch.float32, torch.float64) else x  # type: ignore[return-value]
+    return x.float() if x.dtype == torch.bfloat16 else x
+
+
+def _working_step(step: Step) -> Step:
+    """One step for all entries has float64's digits, as a Python float has: they are free. One an entry: float32's."""
+    if not isinstance(step, Tensor):
+        return step
+    return step.double() if step.dim() == 0 else step if step.dtype == torch.float64 else step.float()
 
 
 def _like(z: Tensor, x: Tensor) -> Tensor:

@@ -1,0 +1,51 @@
+"""The command line's outermost layer: sentences and exit codes. The commands are in `experiments/commands.py`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+
+from . import __version__
+
+EXTRAS = ("tyro", "rich", "safetensors", "sklearn", "matplotlib", "PIL")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code: 0, 2 for a mistake of the user, 130 when interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments in (["--version"], ["-V"]):
+        print(f"sr2 {__version__}")
+        return 0
+    try:
+        from .experiments.commands import run
+        from .experiments.errors import UserError
+        from .experiments.train import StoppedError
+    except ModuleNotFoundError as error:
+        return _missing(error)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
+            return run(arguments)
+    except UserError as error:
+        return _say(f"error: {error}", 2)
+    except StoppedError as error:
+        return _say(str(error), 130)
+    except KeyboardInterrupt:
+        return _say("stopped at once: what was saved last is kept, and the same command goes on from there", 130)
+    except BrokenPipeError:  # `sr2 paper list | head`
+        sys.stdout = None
+        return 0
+    except ModuleNotFoundError as error:
+        return _missing(error)
+
+
+def _missing(error: ModuleNotFoundError) -> int:
+    if (error.name or "").partition(".")[0] not in EXTRAS:
+        raise error
+    return _say(f"error: this command needs {error.name}: pip install 'sr2[experiments]'", 2)
+
+
+def _say(sentence: str, code: int) -> int:
+    print(sentence, file=sys.stderr)
+    return code

@@ -1,0 +1,433 @@
+"""The figures as data: panels, axes and series of runs, drawn by `figures.py` for paper and by the report's page.
+
+Colour says the optimizer, dashes and markers the strength of the penalty, and there is one set of panels per data set,
+network and regularizer, so that a panel has few lines however many runs there are. Seeds are averaged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from .groups import Group, group, optimizer_name, penalty
+from .paper import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from .store import RunRecord
+
+Kind = Literal["line", "step", "bar", "point", "dot", "front"]
+"""How a series is drawn; dots are small points."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points (x, y) of one colour and style.
+
+    Attributes:
+        label: what a hover says.
+        color: the optimizer; "" is neutral.
+        style: index of the dash pattern and the marker.
+        x, y: of a "step", x are the edges, one more than y; of a "bar", the two sides.
+        notes: of each point, for a hover.
+    """
+
+    label: str
+    color: str
+    style: int
+    kind: Kind
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A label, the two ends and the ticks with their texts."""
+
+    label: str
+    ends: tuple[float, float]
+    ticks: tuple[tuple[float, str], ...]
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Axes with series in them."""
+
+    title: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Percentages by row and column, as shades."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend: a colour, or a style in a neutral colour."""
+
+    label: str
+    color: str
+    style: int
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Plate:
+    """The panels of one facet, with their legend; `name` is that of its files."""
+
+    name: str
+    title: str
+    panels: tuple[Panel | Heat, ...]
+    legend: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of the report: a plate for each facet."""
+
+    name: str
+    title: str
+    caption: str
+    plates: tuple[Plate, ...]
+
+
+def charts(records: Iterable[RunRecord]) -> list[Chart]:
+    """All figures of these runs; a figure for which no run has the numbers is left out."""
+    groups = group(records)
+    drawn = [build(groups) for build in (pareto, pruning, trajectory, layers, histogram)]
+    return [chart for chart in drawn if chart.plates]
+
+
+# ---- the figures
+
+
+def pareto(groups: Sequence[Group]) -> Chart:
+    """Accuracy against sparsity: every run and every point of its pruning sweep, and the front of all."""
+    plates = []
+    for (data, model), same in itertools.groupby(groups, key=lambda g: (g.config.data, g.config.model)):
+        members = list(same)
+        kinds = list(dict.fromkeys(g.config.regularizer for g in members))
+        runs = [(g, record) for g in members for record in g.finished]
+        best = max((record.result["accuracy"] for _, record in runs if record.result), default=0.0)
+        reach = _depth(best - 30)  # a network that pruning broke is off the map
+        series, every = [], []
+        for member, record in runs:
+            trained, *pruned = _sparse_points(record)
+            pruned = [point for point in pruned if point[1] >= reach]
+            every += [(x, y) for x, y, _ in (trained, *pruned)]
+            style, color = kinds.index(member.config.regularizer), member.config.optimizer
+            label = f"{member.label} seed {record.config.seed}"
+            for kind, some in (("dot", pruned), ("point", [trained])):
+                x, y, notes = zip(*some, strict=True) if some else ((), (), ())
+                series.append(Series(label, color, style, kind, x, y, notes))  # type: ignore[arg-type]
+        if not every:
+            continue
+        front = _front(every)
+        front.insert(0, (min(x for x, _ in every), front[0][1]))
+        series.insert(0, Series("front", "", 0, "front", tuple(x for x, _ in front), tuple(y for _, y in front)))
+        x_axis = _opening("parameters that are zero, %", [x for x, _ in every])
+        panel = Panel("accuracy, %", x_axis, _opening("", [y for _, y in every]), tuple(series))
+        legend = [*_colors(members), *(Key(kind, "", i, "point") for i, kind in enumerate(kinds))]
+        plates.append(_plate("pareto", f"{data} {model}", [panel], [*legend, Key("front", "", 0, "front")]))
+    caption = (
+        "Large: as trained, counting exact zeros. Small: after pruning |w| ≤ 10⁻ᵏ without retraining, where it costs "
+        "less than 30 points of the best accuracy. Both axes open up towards 100 %. "
+        "Nothing lies above and to the right of the front."
+    )
+    return Chart("pareto", "Accuracy against sparsity", caption, tuple(plates))
+
+
+def pruning(groups: Sequence[Group]) -> Chart:
+    """Accuracy and sparsity against the pruning threshold."""
+    names = {
+        "accuracy": "accuracy, %",
+        "accuracy_recalibrated": "accuracy, batch-norm re-estimated, %",
+        "sparsity_pct": "parameters that are zero, %",
+    }
+    x_axis = Axis(
+        "pruning threshold α", (10**-8.2, 10**-0.8), tuple((10.0**-k, _power(-k)) for k in range(8, 0, -1)), True
+    )
+
+    def panels(members: list[Group]) -> Iterator[Panel]:
+        for key, title in names.items():
+            if key == "accuracy_recalibrated" and not any(_recalibrates(r) for g in members for r in g.records):
+                continue
+            lines = [_mean_line(g, i, partial(_swept, key)) for i, g in _styled(members)]
+            yield from _panel(title, x_axis, [line for line in lines if line])
+
+    caption = "After training, |w| ≤ α set to zero, without retraining."
+    return Chart("pruning", "Pruning", caption, tuple(_plates("pruning", groups, panels)))
+
+
+def trajectory(groups: Sequence[Group]) -> Chart:
+    """Objective, accuracy, zeros, sigma, rho and accepted share over epochs."""
+    quantities: list[tuple[str, Callable[[dict[str, Any]], float | None], bool]] = [
+        ("objective f + R", lambda m: m["objective"], True),
+        ("test accuracy, %", lambda m: m["test_accuracy"], False),
+        ("parameters that are zero, %", lambda m: m["zero_pct"], False),
+        ("σ", lambda m: m["sigma"], True),
+        ("ρ, mean of the epoch", lambda m: m["rho"], False),
+        ("accepted steps, %", _accepted, False),
+    ]
+
+    def panels(members: list[Group]) -> Iterator[Panel]:
+        last = max((len(r.metrics) for g in members for r in g.records), default=0)
+        x_axis = _linear("epoch", [0, max(last, 1)], whole=True)
+        for title, pick, log in quantities:
+            lines = [_mean_line(g, i, partial(_course, pick)) for i, g in _styled(members)]
+            yield from _panel(title, x_axis, [line for line in lines if line], log)
+
+    caption = "σ, ρ and accepted steps are SR2's; the other methods take every step."
+    return Chart("trajectory", "Training", caption, tuple(_plates("trajectory", groups, panels)))
+
+
+def layers(groups: Sequence[Group]) -> Chart:
+    """The share of zeros in each weight tensor, from input to output."""
+
+    def panels(members: list[Group]) -> Iterator[Heat]:
+        shares = {g.label: _layer_shares(g) for g in members if g.finished}
+        columns = tuple(dict.fromkeys(itertools.chain.from_iterable(shares.values())))
+        if columns:
+            rows = tuple(tuple(share.get(name) for name in columns) for share in shares.values())
+            yield Heat("zeros, %", tuple(shares), columns, rows)
+
+    caption = "Weight tensors from input to output; biases and normalization layers are left out."
+    plates = _plates("layers", groups, panels)
+    return Chart("layers", "Zeros per layer", caption, tuple(Plate(p.name, p.title, p.panels) for p in plates))
+
+
+def histogram(groups: Sequence[Group]) -> Chart:
+    """How large the weights are: log10 |w|, and the exact zeros as a bar of their own."""
+
+    def panels(members: list[Group]) -> Iterator[Panel]:
+        for strength, same in itertools.groupby(members, key=lambda g: penalty(g.config)):
+            found = [(g, r.result) for g in same for r in g.finished[:1] if r.result and r.result.get("histogram")]
+            series: list[Series] = []
+            for place, (g, result) in enumerate(found):
+                bins = result["histogram"]
+                total = max(bins["zeros"] + sum(bins["counts"]), 1)
+                edges, shares = bins["log10_edges"], [100 * count / total for count in bins["counts"]]
+                series.append(Series(g.label, g.config.optimizer, 0, "step", tuple(edges), tuple(shares)))
+                side = edges[0] - 2 + 1.5 * place / len(found)
+                bar = (side, side + 1.5 / len(found))
+                note = (f"{100 * bins['zeros'] / total:.4g} % are exactly 0",)
+                series.append(Series(g.label, g.config.optimizer, 0, "bar", bar, (100 * bins["zeros"] / total,), note))
+            if series:
+                lo, hi = series[0].x[0], series[0].x[-1]
+                ticks = tuple((float(k), _power(k)) for k in range(math.ceil(lo / 2) * 2, int(hi) + 1, 2))
+                x_axis = Axis("|w|", (lo - 2.2, hi), ((lo - 1.25, "0"), *ticks))
+                y_axis = Axis("", (1e-3, 130.0), tuple((10.0**k, f"{10.0**k:g}") for k in range(-3, 3)), log=True)
+                yield Panel(f"{strength}: share of parameters, %", x_axis, y_axis, tuple(series))
+
+    caption = "The bar at the left is the share of exact zeros. The first seed of each run."
+    plates = _plates("histogram", groups, panels)
+    return Chart("histogram", "Sizes of the weights", caption, tuple(_only_colors(plate) for plate in plates))
+
+
+# ---- numbers out of runs
+
+
+def _sparse_points(record: RunRecord) -> list[tuple[float, float, str]]:
+    """(zeros, accuracy, words) as trained, then over the pruning sweep; the two numbers as depths."""
+    result = record.result or {}
+    found = [(result["zero_pct"], result["accuracy"], "as trained")]
+    for row in (record.prune or {}).get("rows", []):
+        found.append((row["sparsity_pct"], row["accuracy"], f"pruned at {row['alpha']:g}"))
+    return [(_depth(z), _depth(a), f"{words}: accuracy {a:.2f} %, {z:.2f} % zeros") for z, a, words in found]
+
+
+def _depth(percent: float) -> float:
+    """How near to 100 %, on a scale that opens up there: -log10 of the share that is left, at most 3.5."""
+    return -math.log10(max(1 - percent / 100, 10**-3.5))
+
+
+def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other beats in both, from dense to sparse."""
+    best: list[tuple[float, float]] = []
+    for x, y in sorted(points, reverse=True):
+        if not best or y > best[-1][1]:
+            best.append((x, y))
+    return best[::-1]
+
+
+def _course(pick: Callable[[dict[str, Any]], float | None], record: RunRecord) -> list[tuple[float, float | None]]:
+    return [(row["epoch"], pick(row)) for row in record.metrics]
+
+
+def _swept(key: str, record: RunRecord) -> list[tuple[float, float | None]]:
+    return sorted((row["alpha"], row.get(key)) for row in (record.prune or {}).get("rows", []))
+
+
+def _recalibrates(record: RunRecord) -> bool:
+    rows = (record.prune or {}).get("rows", [])
+    return any(row.get("accuracy_recalibrated") not in (None, row["accuracy"]) for row in rows)
+
+
+def _accepted(metrics: dict[str, Any]) -> float | None:
+    if metrics["accepted"] is None:
+        return None
+    steps = metrics["accepted"] + metrics["refused"]
+    return 100 * metrics["accepted"] / steps if steps else None
+
+
+def _layer_shares(group: Group) -> dict[str, float]:
+    """Percent of zeros by weight tensor, over the seeds together."""
+    zeros: dict[str, list[int]] = {}
+    for record in group.finished:
+        for layer in (record.result or {}).get("layers", []):
+            if len(layer["shape"]) > 1:
+                tally = zeros.setdefault(layer["name"], [0, 0])
+                tally[0] += layer["zeros"]
+                tally[1] += layer["total"]
+    return {name: 100 * zero / total for name, (zero, total) in zeros.items() if total}
+
+
+def _mean_line(
+    group: Group, style: int, points: Callable[[RunRecord], Iterable[tuple[float, float | None]]]
+) -> Series | None:
+    """The mean over seeds at each x; None if there is no number at all."""
+    at: dict[float, list[float]] = {}
+    for record in group.records:
+        for x, y in points(record):
+            at.setdefault(x, []).extend([y] if y is not None and math.isfinite(y) else [])
+    means = {x: sum(ys) / len(ys) if ys else None for x, ys in sorted(at.items())}
+    if all(y is None for y in means.values()):
+        return None
+    seeds = len(group.records)
+    label = group.label + (f", mean of {seeds} seeds" if seeds > 1 else "")
+    return Series(label, group.config.optimizer, style, "line", tuple(means), tuple(means.values()))
+
+
+# ---- plates, panels, axes
+
+
+def _plates(
+    name: str, groups: Sequence[Group], panels: Callable[[list[Group]], Iterable[Panel | Heat]]
+) -> Iterator[Plate]:
+    for facet, same in itertools.groupby(groups, key=lambda g: (g.config.data, g.config.model, g.config.regularizer)):
+        members = list(same)
+        if drawn := list(panels(members)):
+            styles = [Key(_strength(g), "", i, "line") for i, g in _styled(members)]
+            yield _plate(name, " ".join(facet), drawn, [*_colors(members), *dict.fromkeys(styles)])
+
+
+def _plate(name: str, facet: str, panels: Sequence[Panel | Heat], legend: Sequence[Key]) -> Plate:
+    return Plate(re.sub(r"\W+", "-", f"{name} {facet}"), facet.replace(" ", " · "), tuple(panels), tuple(legend))
+
+
+def _only_colors(plate: Plate) -> Plate:
+    return Plate(plate.name, plate.title, plate.panels, tuple(key for key in plate.legend if key.color))
+
+
+def _colors(members: Iterable[Group]) -> list[Key]:
+    used = {g.config.optimizer for g in members}
+    return [Key(optimizer_name(c), c, 0, "bar") for c in [*OPTIMIZERS, *sorted(used - set(OPTIMIZERS))] if c in used]
+
+
+def _strength(group: Group) -> str:
+    return " ".join(word for word in (penalty(group.config), group.variant) if word)
+
+
+def _styled(members: Sequence[Group]) -> list[tuple[int, Group]]:
+    """Groups with the index of their strength among those of the panel."""
+    strengths = list(dict.fromkeys(_strength(g) for g in members))
+    return [(strengths.index(_strength(g)), g) for g in members]
+
+
+def _panel(title: str, x: Axis, series: Sequence[Series], log: bool = False) -> Iterator[Panel]:
+    if series:
+        values = [y for line in series for y in line.y if y is not None]
+        percent = title.endswith("%")
+        y_axis = _logarithmic("", values) if log and min(values) > 0 else _linear("", values, percent=percent)
+        yield Panel(title, x, y_axis, tuple(series))
+
+
+def _linear(label: str, values: Iterable[float], *, whole: bool = False, percent: bool = False) -> Axis:
+    from matplotlib.ticker import MaxNLocator
+
+    lo, hi = _spread(values, 2.0 if percent else 1e-3)
+    pad = 0.0 if whole else 0.04 * (hi - lo)
+    ticks = MaxNLocator(4, integer=whole, steps=[1, 2, 2.5, 5, 10]).tick_values(lo, hi)
+    inside = [float(t) for t in ticks if lo - pad <= t <= hi + pad and not (percent and not 0 <= t <= 100)]
+    return Axis(label, (lo - pad, hi + pad), _texts(inside))
+
+
+def _logarithmic(label: str, values: Iterable[float]) -> Axis:
+    """Ticks at powers of ten, or at 1, 2, 5 times them where those are too few."""
+    lo, hi = _spread(map(math.log10, values), 0.3)
+    lo, hi = lo - 0.04 * (hi - lo), hi + 0.04 * (hi - lo)
+    powers = range(math.floor(lo), math.ceil(hi) + 1)
+    for leaders in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        ticks = [
+            lead * 10.0**power for power in powers for lead in leaders if lo <= math.log10(lead * 10.0**power) <= hi
+        ]
+        if len(ticks) >= 3:
+            break
+    every = math.ceil(len(ticks) / 6)
+    return Axis(label, (10**lo, 10**hi), tuple((t, f"{t:g}") for t in ticks[::every]), log=True)
+
+
+def _opening(label: str, depths: Iterable[float]) -> Axis:
+    """The axis of depths, with ticks in percent that keep a distance."""
+    lo, hi = _spread(depths, 0.2)
+    lo, hi = lo - 0.04 * (hi - lo), hi + 0.04 * (hi - lo)
+    ticks: list[float] = []
+    for percent in (
+        0,
+        99.9,
+        99,
+        90,
+        50,
+        98,
+        80,
+        95,
+        70,
+        99.5,
+        85,
+        30,
+        97,
+        93,
+        60,
+        96,
+        88,
+        75,
+        92,
+        99.7,
+        98.5,
+        99.95,
+        94,
+        91,
+    ):
+        apart = min((abs(_depth(percent) - _depth(other)) for other in ticks), default=math.inf)
+        if lo <= _depth(percent) <= hi and apart >= 0.08 * (hi - lo):
+            ticks.append(percent)
+    return Axis(label, (lo, hi), _texts(sorted(ticks), _depth))
+
+
+def _spread(values: Iterable[float], least: float = 1e-3) -> tuple[float, float]:
+    known = list(values)
+    lo, hi = min(known), max(known)
+    middle, half = (lo + hi) / 2, max((hi - lo) / 2, least / 2, abs(hi) * 1e-3)
+    return middle - half, middle + half
+
+
+def _texts(ticks: Iterable[float], place: Callable[[float], float] = float) -> tuple[tuple[float, str], ...]:
+    return tuple((place(tick), f"{tick:g}") for tick in ticks)
+
+
+def _power(k: int) -> str:
+    return "1" if k == 0 else f"1e{k}"

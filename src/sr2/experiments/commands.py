@@ -1,0 +1,231 @@
+"""The commands of `sr2`: one function each. Their signatures are the flags and their docstrings the help."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+from tyro.extras import SubcommandApp
+
+from .compare import Grid, compare
+from .config import RunConfig
+from .errors import UserError
+from .progress import Watch
+from .store import RunRecord, find_runs
+from .train import StopSignals, train
+
+DESCRIPTION = "Train sparse networks under nonsmooth regularizers, without a learning rate to tune."
+RUNS = Path("runs")
+Folders = Positional[tuple[Path, ...]]
+Name = Positional[str]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse the arguments and run their command; returns the exit code."""
+    data, paper, app = SubcommandApp(), SubcommandApp(), SubcommandApp()
+    data.command(name="list")(data_list)
+    data.command(name="fetch")(data_fetch)
+    data.command(name="check")(data_check)
+    paper.command(name="list")(paper_list)
+    paper.command(name="run")(_paper_run(arguments))
+    paper.command(name="report")(paper_report)
+    app.command(name="train")(train_one)
+    app.command(name="compare")(train_grid)
+    app.command(name="prune")(prune)
+    app.command(name="report")(report)
+    app.command(data, name="data", help="Data sets: list, fetch, check.")
+    app.command(paper, name="paper", help="The paper's experiments: list, run, report.")
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
+    return app.cli(args=arguments, prog="sr2", description=DESCRIPTION, config=config) or 0
+
+
+def train_one(
+    config: Annotated[RunConfig, arg(name="")] = RunConfig(),  # noqa: B008 - frozen
+    *,
+    runs: Path = RUNS,
+    tensorboard: bool = False,
+) -> None:
+    """Train one network; a finished run is skipped, an interrupted one goes on.
+
+    Args:
+        config: the run.
+        runs: The folder of runs.
+        tensorboard: Also write TensorBoard's event files into the run's folder.
+    """
+    with StopSignals() as stop:
+        train(config, runs, Watch(), stop, tensorboard)
+
+
+def train_grid(
+    grid: Annotated[Grid, arg(name="")] = Grid(),  # noqa: B008 - frozen
+    *,
+    runs: Path = RUNS,
+    tensorboard: bool = False,
+) -> int:
+    """Train a grid of optimizers x regularizers x lambdas x seeds; ends with a table and a report.
+
+    Args:
+        grid: the runs.
+        runs: The folder of runs.
+        tensorboard: Also write TensorBoard's event files into the runs' folders.
+    """
+    with StopSignals() as stop:
+        done, failed = compare(grid, runs, stop, tensorboard)
+    if done:
+        _report(find_runs(done), runs / "report")
+    if failed:
+        print(f"error: {len(failed)} of {len(done) + len(failed)} runs did not finish", file=sys.stderr)
+    return 2 if failed else 0
+
+
+def prune(folders: Folders, *, device: str | None = None) -> None:
+    """Set |w| <= 10^-k to zero for k = 1..8, without retraining, and measure: prune.json of each run.
+
+    Args:
+        folders: Run folders, or folders of them.
+        device: Where to evaluate, if not where the run was trained.
+    """
+    from .prune import prune_run
+
+    console = Console()
+    for record in _find(folders):
+        with console.status(f"pruning {record.path}"):
+            sweep = prune_run(record.path, device)
+        title = f"{record.config.label} ({record.path.name})"
+        table = _table(title, "|w| <=", "zeros %", "accuracy %", "batch-norm anew %")
+        plain = sweep["unpruned"]
+        table.add_row("as trained", f"{plain['sparsity_pct']:.2f}", f"{plain['accuracy']:.2f}", "")
+        for row in reversed(sweep["rows"]):
+            numbers = (row["sparsity_pct"], row["accuracy"], row["accuracy_recalibrated"])
+            table.add_row(f"1e-{row['k']}", *(f"{number:.2f}" for number in numbers))
+        console.print(table)
+
+
+def report(folders: Folders, *, out: Path | None = None) -> None:
+    """Tables, figures and one HTML page of runs. Never trains.
+
+    Args:
+        folders: Run folders, or folders of them.
+        out: The folder of the report; `report` beside the runs unless given.
+    """
+    _report(_find(folders), out or folders[0] / "report")
+
+
+def data_list() -> None:
+    """The data sets, and which of them are here."""
+    from .data import default_root, rows
+
+    table = _table(f"data sets, in {default_root()} ($SR2_DATA)", "name", "images", "classes", "size", "MB", "here")
+    for row in rows():
+        where = row.where or f"no: sr2 data fetch {row.name}"
+        size = "x".join(map(str, row.shape))
+        table.add_row(row.name, f"{row.images:,}", str(row.classes), size, f"{row.megabytes:g}", where)
+    Console().print(table)
+
+
+def data_fetch(name: Name) -> None:
+    """Bring a data set here, and check it.
+
+    Args:
+        name: One of `sr2 data list`.
+    """
+    from .data import fetch
+
+    with Console().status(f"fetching {name}") as status:
+
+        def progress(what: str, done: int, total: int) -> None:
+            size = f" {done / 1e6:.1f} MB" + (f" of {total / 1e6:.1f}" if total else "")
+            status.update(what + size if done else what)
+
+        sentence = fetch(name, progress=progress)
+    print(sentence)
+
+
+def data_check(name: Name) -> None:
+    """Check every byte of a data set that is here.
+
+    Args:
+        name: One of `sr2 data list`.
+    """
+    from .data import check
+
+    print(check(name))
+
+
+def paper_list(*, runs: Path = RUNS) -> None:
+    """The paper's cells, their published numbers, and which of them were run.
+
+    Args:
+        runs: The folder of runs.
+    """
+    from .paper import list_text
+
+    print(list_text(find_runs([runs], missing_ok=True)))
+
+
+def _paper_run(arguments: Sequence[str]) -> Callable[..., None]:
+    """`sr2 paper run CELL`: the recipe of the cell that is named gives the flags their defaults."""
+    named = list(arguments[:2]) == ["paper", "run"] and len(arguments) > 2 and not arguments[2].startswith("-")
+    recipe = RunConfig()
+    if named:
+        from .recipes import recipe as find_recipe
+
+        recipe = find_recipe(arguments[2])
+
+    def paper_run(
+        cell: Name,
+        config: Annotated[RunConfig, arg(name="")] = recipe,
+        *,
+        runs: Path = RUNS,
+        tensorboard: bool = False,
+    ) -> None:
+        """Train one cell of the paper with its settings; each flag overrides one (`CELL --help` shows them).
+
+        Args:
+            cell: One of `sr2 paper list`.
+            config: the run.
+            runs: The folder of runs.
+            tensorboard: Also write TensorBoard's event files into the run's folder.
+        """
+        if not named:
+            raise UserError(f"name the cell first: sr2 paper run {cell} …")
+        train_one(config, runs=runs, tensorboard=tensorboard)
+
+    return paper_run
+
+
+def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
+    """The paper's tables with our numbers beside the published ones.
+
+    Args:
+        runs: The folder of runs.
+        out: The folder of the report; `paper` beside the runs unless given.
+    """
+    _report(find_runs([runs], missing_ok=True), out or runs / "paper", paper=True)
+
+
+def _report(records: list[RunRecord], out: Path, paper: bool = False) -> None:
+    from .report import write_report
+    from .tables import print_table
+
+    print_table(records, paper=paper)
+    print(f"the report is {write_report(records, out, paper=paper)}")
+
+
+def _find(folders: Sequence[Path]) -> list[RunRecord]:
+    if not folders:
+        raise UserError("name at least one run folder, or a folder of runs")
+    return find_runs(folders)
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("name", "here") else "right")
+    return table

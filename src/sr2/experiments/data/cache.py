@@ -1,0 +1,65 @@
+"""One file of verified arrays a data set, so that the second load is fast."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from .files import Arrays
+
+FILE = "verified.npz"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What a cache holds: the arrays and the stamp of the files they were read from."""
+
+    arrays: Arrays
+    stamp: Any
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write beside `path`, then rename: readers see the old file or the whole new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def save(folder: Path, name: str, arrays: Arrays, stamp: Any) -> None:
+    """Write the cache of the data set `name` in its folder."""
+    about = json.dumps({"version": _VERSION, "name": name, "stamp": stamp})
+    write_atomically(
+        folder / FILE, lambda file: np.savez(file, allow_pickle=False, about=np.array(about), **vars(arrays))
+    )
+
+
+def read(folder: Path, name: str) -> Cached | None:
+    """The cache, or None where there is none or it is damaged (zip compares the CRC of every array)."""
+    try:
+        # Opened here, since numpy leaves open what turns out to be no zip file.
+        with open(folder / FILE, "rb") as file, np.load(file, allow_pickle=False) as stored:
+            about = json.loads(str(stored["about"]))
+            if (about["version"], about["name"]) != (_VERSION, name):
+                return None
+            arrays = Arrays(**{key: stored[key] for key in Arrays.__dataclass_fields__})
+            return Cached(arrays, about["stamp"])
+    except (OSError, ValueError, TypeError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
+        return None

@@ -1,0 +1,74 @@
+"""The registry of networks, and `build`.
+
+A new network is one file with a function `name(classes, in_shape)`, and one line in `_MODULES`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+
+from torch import nn
+
+from ..errors import UserError
+from ..names import call, check_known, import_callable
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+
+_MODULES = {
+    "cnn": ".cnn",
+    "mlp": ".mlp",
+    "resnet18": ".resnet",
+    "resnet34": ".resnet",
+    "densenet121": ".densenet",
+    "densenet201": ".densenet",
+}
+
+
+def known() -> list[str]:
+    """The built-in names."""
+    return list(_MODULES)
+
+
+def build(name: str, classes: int, in_shape: Shape) -> nn.Module:
+    """A network by its name, or by `module:callable`, with fresh weights.
+
+    The weights come from torch's global generator: `torch.manual_seed` before the call decides them. Of
+    `num_classes`, `classes` and `in_shape`, a callable is given those that its signature has (`num_classes` also
+    where it takes any keyword, as torchvision's networks do).
+
+    Args:
+        name: "resnet34", … or "module:callable".
+        classes: how many outputs.
+        in_shape: channels, height and width of an image.
+    """
+    if ":" in name:
+        return _build_own(name, classes, in_shape)
+    check_known("network", name, _MODULES)
+    builder: Callable[[int, Shape], nn.Module] = getattr(importlib.import_module(_MODULES[name], __package__), name)
+    return builder(classes, in_shape)
+
+
+def _build_own(name: str, classes: int, in_shape: Shape) -> nn.Module:
+    builder = import_callable("network", name)
+    given = {"num_classes": classes, "classes": classes, "in_shape": in_shape}
+    try:
+        parameters = inspect.signature(builder).parameters
+    except ValueError:  # a builtin has no signature to read
+        parameters = {}  # type: ignore[assignment]
+    names = set(parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        names.add("num_classes")
+    made = call("network", name, builder, **{key: value for key, value in given.items() if key in names})
+    if not isinstance(made, nn.Module):
+        raise UserError(f"network {name!r} returned a {type(made).__name__}, and must return a torch.nn.Module")
+    return made
+
+
+def check_size(name: str, in_shape: Shape, least: int) -> None:
+    """Refuse images that the network would shrink to nothing."""
+    _, h, w = in_shape
+    if min(h, w) < least:
+        raise UserError(f"{name} needs images of at least {least} x {least}, and they are {h} x {w}: use cnn or mlp")

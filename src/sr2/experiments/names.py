@@ -1,0 +1,56 @@
+"""Names that users type: built-in ones with the closest match, or their own as `module:callable`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from .errors import UserError
+
+
+def check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise a UserError that lists the known names and the closest, unless `name` is one of them."""
+    names = list(known)
+    if name in names:
+        return
+    close = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise UserError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}, or your own as module:callable")
+
+
+def import_callable(kind: str, spec: str) -> Callable[..., Any]:
+    """The callable that `module:callable` names; the working folder is searched too.
+
+    >>> import_callable("network", "torch.nn:ReLU")
+    <class 'torch.nn.modules.activation.ReLU'>
+    """
+    module_name, _, attribute = spec.partition(":")
+    sys.path.insert(0, "")  # an installed command, unlike `python -m`, does not look where the user stands
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # the user's module may fail in any way
+        raise UserError(f"{kind} {spec!r} could not be imported ({type(error).__name__}): {error}") from error
+    finally:
+        sys.path.remove("")
+    if not callable(found):
+        raise UserError(f"{kind} {spec!r} is a {type(found).__name__}, and must be something to call")
+    return found  # type: ignore[no-any-return]
+
+
+def call(kind: str, spec: str, function: Callable[..., Any], **arguments: object) -> Any:
+    """Call what a user named; where it fails, say where in one sentence."""
+    try:
+        return function(**arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"{kind} {spec!r} failed in {place.filename}, line {place.lineno}: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,77 @@
+"""A configuration made real: the network, its batches, and the arithmetic of its forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .config import RunConfig
+from .data import Batches, EvalBatches, eval_batches, load
+from .errors import UserError
+from .models import build
+
+EVAL_BATCH = 500
+
+
+class Problem:
+    """What a run trains and measures.
+
+    Attributes:
+        model: the network with its first weights, on the device.
+        batches: the training batches.
+        test, train: all images of a split, in order, not augmented.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        device = torch.device(config.device)
+        on_cuda = device.type == "cuda"  # channels_last is the layout of cuDNN's fast kernels
+        if on_cuda:
+            _set_precision(config.precision)
+        dataset = load(config.data)
+        torch.manual_seed(config.seed)
+        model = build(config.model, dataset.classes, dataset.in_shape)
+        self.model = model.to(device)
+        if on_cuda:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.device = device
+        self.batches = Batches(
+            dataset, config.batch, device, seed=config.seed, augment=config.augment, channels_last=on_cuda
+        )
+        self.test: EvalBatches = eval_batches(dataset, EVAL_BATCH, device, channels_last=on_cuda)
+        self.train: EvalBatches = eval_batches(dataset, EVAL_BATCH, device, split="train", channels_last=on_cuda)
+        self._bf16 = config.precision == "bf16"
+        self._forward: Callable[[Tensor], Tensor] = self.model
+        self._check_forward(config, dataset.classes)
+        if config.compile:
+            self._forward = torch.compile(self.model)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The network's outputs in float32, computed in the run's precision."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
+            out = self._forward(x)
+        return out.float()
+
+    def _check_forward(self, config: RunConfig, classes: int) -> None:
+        """A network that does not fit the images is said to be so before the first step."""
+        x, _ = next(iter(self.test))
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                shape = tuple(self.logits(x[:2]).shape)
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            images = " x ".join(map(str, x.shape[1:]))
+            raise UserError(f"{config.model} fails on the {images} images of {config.data}: {error}") from error
+        if shape != (2, classes):
+            raise UserError(
+                f"{config.model} gives outputs of shape {shape} for 2 images of {config.data}: "
+                f"they must be of shape {(2, classes)}"
+            )
+
+
+def _set_precision(precision: str) -> None:
+    kind = "tf32" if precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = kind
+    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+    torch.backends.cudnn.deterministic = True  # a resumed run ends in the same bits

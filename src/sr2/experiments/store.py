@@ -1,0 +1,271 @@
+"""The only disk access of a run: its folder, its checkpoints, what is read back.
+
+`<runs>/<key>/` holds config.json, env.json, metrics.jsonl (a line an epoch), checkpoint.pt and checkpoint.previous.pt,
+and, of a finished run, weights.safetensors, prune.json and result.json. Every file is whole at any moment: it is
+written beside its place and renamed. The checkpoint is the truth: metrics.jsonl is rewritten from it on resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import __version__
+from .config import RunConfig
+from .data.cache import write_atomically
+from .errors import UserError
+
+CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+WEIGHTS = "weights.safetensors"
+_MARK = b"\nsr2 sha256 "
+_TAIL = len(_MARK) + 65  # the mark, 64 hexadecimal digits, the end of the line
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder says: read it, never train it."""
+
+    path: Path
+    config: RunConfig
+    env: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    result: dict[str, Any] | None
+    prune: dict[str, Any] | None
+
+
+def read_run(folder: Path) -> RunRecord:
+    """A run, finished or not; a folder that is none is a UserError."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a run: it has no config.json")
+    config = _read_json(folder / "config.json")
+    try:
+        made = RunConfig.from_dict(config)
+    except (UserError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / 'config.json'} is not the configuration of a run ({error})") from error
+    return RunRecord(
+        folder,
+        made,
+        _read_json(folder / "env.json", {}),
+        _read_lines(folder / "metrics.jsonl"),
+        _read_json(folder / "result.json", None),
+        _read_json(folder / "prune.json", None),
+    )
+
+
+def find_runs(paths: Iterable[Path], missing_ok: bool = False) -> list[RunRecord]:
+    """The runs of each path: a run folder, or a folder of run folders at any depth, in the order of their names.
+
+    A path without a run is a UserError, unless `missing_ok`.
+    """
+    found: dict[Path, RunRecord] = {}
+    for path in map(Path, paths):
+        folders = [path] if (path / "config.json").is_file() else sorted(p.parent for p in path.rglob("config.json"))
+        if not folders and not missing_ok:
+            what = "has no run in it" if path.is_dir() else "does not exist"
+            raise UserError(f"{path} {what}: name a run folder (it has a config.json), or a folder of them")
+        found |= {folder.resolve(): read_run(folder) for folder in folders}
+    return list(found.values())
+
+
+class RunStore:
+    """Where one run writes. `with store.locked():` keeps a second process out.
+
+    Args:
+        path: the run's folder.
+        config: the run.
+    """
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        self.path, self.config = Path(path), config
+
+    # ---- one process at a time
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run; make its folder, and sweep up what a killed process was writing."""
+        import fcntl
+
+        with _named_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self.path / ".lock", "a")  # noqa: SIM115 - the lock lives as long as the file is open
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(f"{self.path} is being trained by another process: wait for it, or end it") from error
+            for left in self.path.glob(".*.*"):
+                left.unlink(missing_ok=True)
+            yield
+
+    # ---- the course of a run
+
+    def start(self) -> None:
+        """Write the configuration and the environment; a run that is resumed keeps the time of its first start."""
+        env = environment(self.config)
+        before: dict[str, Any] = _read_json(self.path / "env.json", {})
+        if before:
+            env |= {"started": before["started"], "resumed": before.get("resumed", 0) + 1}
+        self._write_json("config.json", self.config.to_dict())
+        self._write_json("env.json", env)
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint with its checksum; the one before is kept. `torch.load` reads it too."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        data = buffer.getvalue()
+        checksum = hashlib.sha256(data).hexdigest().encode()
+        path, fresh = self.path / CHECKPOINT, self.path / f".{CHECKPOINT}.new"
+        with _named_errors(path):
+            write_atomically(fresh, lambda file: file.write(data + _MARK + checksum + b"\n"))
+            if path.exists():  # killed between the two renames, the previous one is found
+                os.replace(path, self.path / PREVIOUS)
+            os.replace(fresh, path)
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The newest checkpoint, None if there is none; a damaged one is a UserError. Nothing in it is executed."""
+        for name in (CHECKPOINT, PREVIOUS):
+            path = self.path / name
+            if path.exists():
+                return self._load(path)
+        return None
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        with _named_errors(path, "read"):
+            content = path.read_bytes()
+        data, tail = content[:-_TAIL], content[-_TAIL:]
+        whole = tail == _MARK + hashlib.sha256(data).hexdigest().encode() + b"\n"
+        try:
+            if whole:
+                state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+                return state
+        except Exception:  # a right checksum over something else: whatever torch finds wrong, the file is
+            pass
+        other = self.path / PREVIOUS
+        way = f"go on from {other}" if path != other and other.exists() else "start the run again"
+        raise UserError(f"{path} is damaged: delete it to {way}")
+
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """All epochs so far."""
+        self._write("metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
+
+    def write_weights(self, state: dict[str, Tensor]) -> None:
+        """The network as safetensors; tied tensors are written under each of their names."""
+        from safetensors.torch import save
+
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+        self._write(WEIGHTS, save(copies, {"format": "pt", "run": self.config.key}))
+
+    def write_prune(self, sweep: dict[str, Any]) -> None:
+        """The pruning sweep."""
+        self._write_json("prune.json", sweep)
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """The last file of a run: from here on it is finished."""
+        self._write_json("result.json", result)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """`result.json` of a finished run, else None."""
+        found: dict[str, Any] | None = _read_json(self.path / "result.json", None)
+        return found
+
+    def _write_json(self, name: str, value: object) -> None:
+        self._write(name, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+    def _write(self, name: str, data: bytes) -> None:
+        write_file(self.path / name, data)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a finished run."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(folder) / WEIGHTS
+    if not path.exists():
+        raise UserError(f"{path} is not there: the run did not finish, or its weights were deleted")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged ({error}): delete the folder and train the run again") from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file as a whole or not at all; what the disk says is a UserError that names the file."""
+    with _named_errors(path):
+        write_atomically(path, lambda file: file.write(data))
+
+
+def environment(config: RunConfig) -> dict[str, Any]:
+    """Where a run is made: commit, versions, device, threads, time."""
+    device = torch.device(config.device)
+    return {
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "sr2": __version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {platform.machine()}",
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of this source, and whether it was changed since, if it is a git checkout."""
+    here = Path(__file__).resolve().parent
+    if "site-packages" in here.parts:  # what git says there is about somebody else's project
+        return None
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path, verb: str = "written") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be {verb}: {error.strerror or error}") from error
+
+
+_REQUIRED: Any = object()
+
+
+def _read_json(path: Path, missing: Any = _REQUIRED) -> Any:
+    if missing is not _REQUIRED and not path.exists():
+        return missing
+    try:
+        with _named_errors(path, "read"):
+            return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): delete it, and train the run again") from error
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        with _named_errors(path, "read"):
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): run the training again to rewrite it") from error

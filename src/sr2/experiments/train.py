@@ -1,0 +1,318 @@
+"""The only loop over epochs. A run that is finished is skipped, one that was interrupted goes on, to the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..optim import ProximalOptimizer
+from .config import RunConfig, checked, make_optimizer
+from .errors import UserError
+from .evaluate import SMALL, accuracy, histogram, layers, percent_zero
+from .problem import Problem
+from .prune import sweep
+from .store import RunStore
+
+Row = dict[str, Any]
+
+
+class StoppedError(Exception):
+    """The user asked to stop; everything is saved."""
+
+
+class DivergedError(UserError):
+    """The loss is not finite: this run cannot go on."""
+
+
+class StopSignals:
+    """SIGINT and SIGTERM ask to stop after the current step; the second one stops at once.
+
+    >>> with StopSignals() as stop:
+    ...     stop.asked
+    False
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> StopSignals:
+        self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+class StepRunner:
+    """One step of training on one batch, and the sums of the epoch so far.
+
+    The sums stay on the device, in float64: beside the one read of SR2's own test, no step waits for the host.
+    """
+
+    def __init__(self, problem: Problem, optimizer: ProximalOptimizer) -> None:
+        self.problem, self.optimizer = problem, optimizer
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """Forget the sums."""
+        self.sums = torch.zeros(2, dtype=torch.float64, device=self.problem.device)
+        self.images, self.rho, self.tested = 0, 0.0, 0
+        self.counts_before = self._counts()
+
+    def run(self, x: Tensor, y: Tensor) -> None:
+        """Step on the batch (x, y)."""
+        at_start: list[Tensor] = []
+
+        def closure() -> Tensor:
+            logits = self.problem.logits(x)
+            at_start.append(logits.detach())
+            return F.cross_entropy(logits, y)
+
+        loss: Tensor = self.optimizer.step(closure)  # type: ignore[arg-type, assignment]
+        correct = (at_start[0].argmax(1) == y).sum()
+        self.sums += torch.stack([loss.double() * len(y), correct.double()])
+        self.images += len(y)
+        last = getattr(self.optimizer, "last_step", None)
+        if last is not None and math.isfinite(last.rho):
+            self.rho += last.rho
+            self.tested += 1
+
+    def means(self) -> Row:
+        """The epoch's means: loss, accuracy, rho, and how its steps ended (None for optimizers without a test)."""
+        loss, correct = self.sums.tolist()
+        counts = {name: count - self.counts_before[name] for name, count in self._counts().items()}
+        return {
+            "loss": loss / self.images,
+            "train_accuracy": 100 * correct / self.images,
+            "sigma": getattr(self.optimizer, "sigma", None),
+            "rho": self.rho / self.tested if self.tested else None,
+            **{name: counts.get(name) for name in ("accepted", "refused", "null")},
+        }
+
+    def _counts(self) -> dict[str, int]:
+        return dict(getattr(self.optimizer, "counts", {}))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums, for a checkpoint within an epoch."""
+        names = ("sums", "images", "rho", "tested", "counts_before")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from saved sums."""
+        self.__dict__.update(state)
+        self.sums = self.sums.to(self.problem.device)
+
+
+class Trainer:
+    """A run from its checkpoint, or from its start, to its end.
+
+    Args:
+        config: checked.
+        store: where it is kept.
+        stop: asked after every step.
+    """
+
+    def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals) -> None:
+        self.config, self.store, self.stop = config, store, stop
+        self.problem = Problem(config)
+        self.optimizer = make_optimizer(config, self.problem.model)
+        self.runner = StepRunner(self.problem, self.optimizer)
+        self.epoch = 0
+        """Epochs that are done."""
+        self.step = 0
+        """Steps that are done in the epoch in progress."""
+        self.rows: list[Row] = []
+        self.seconds = 0.0
+        state = store.load_checkpoint()
+        if state is not None:
+            self._load_state_dict(state)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches an epoch."""
+        return len(self.problem.batches)
+
+    def run(self, on_step: Callable[[], None] = lambda: None) -> Iterator[Row]:
+        """Train to the end; yields a row an epoch once it is saved."""
+        self.store.write_metrics(self.rows)
+        while self.epoch < self.config.epochs:
+            self._train_epoch(on_step)
+            self.rows.append(self._row())
+            self.epoch, self.step = self.epoch + 1, 0
+            self.runner.start_epoch()
+            self.save()
+            self.store.write_metrics(self.rows)
+            yield self.rows[-1]
+            self._stop_if_asked()
+        self._finish()
+
+    def _train_epoch(self, on_step: Callable[[], None]) -> None:
+        self.problem.model.train()
+        before, started = self.seconds, time.perf_counter()
+        for x, y in self.problem.batches.epoch(self.epoch, start=self.step):
+            try:
+                self.runner.run(x, y)
+            except FloatingPointError as error:
+                raise DivergedError(f"{self.config.key} stopped in epoch {self.epoch + 1}: {error}") from error
+            self.step += 1
+            on_step()
+            if self.stop.asked:
+                self.seconds = before + time.perf_counter() - started
+                self.save()
+                self._stop_if_asked()
+        if self.problem.device.type == "cuda":
+            torch.cuda.synchronize(self.problem.device)
+        self.seconds = before + time.perf_counter() - started
+
+    def _stop_if_asked(self) -> None:
+        if self.stop.asked:
+            where = f"in epoch {self.epoch + 1}, after step {self.step}" if self.step else f"after epoch {self.epoch}"
+            raise StoppedError(f"stopped {where} of {self.config.epochs}, and saved: run the same command to go on")
+
+    def _row(self) -> Row:
+        """The epoch that was just trained, measured."""
+        means = self.runner.means()
+        if not math.isfinite(means["loss"]):
+            raise DivergedError(
+                f"{self.config.key} stopped in epoch {self.epoch + 1}: its mean loss is {means['loss']}; "
+                "use a smaller --lr, or sr2, which needs none"
+            )
+        groups = [g for g in self.optimizer.param_groups if g["regularizer"] is not None]
+        r = sum(float(g["regularizer"].value([p.detach() for p in g["params"]])) for g in groups)
+        test_loss, test_accuracy = accuracy(self.problem)
+        row = {
+            "epoch": self.epoch + 1,
+            "steps": (self.epoch + 1) * self.steps_per_epoch,
+            "loss": means.pop("loss"),
+            "R": r,
+            "objective": 0.0,
+            "train_accuracy": means.pop("train_accuracy"),
+            "test_loss": test_loss,
+            "test_accuracy": test_accuracy,
+            "zero_pct": percent_zero(self.problem.model),
+            "small_pct": percent_zero(self.problem.model, SMALL),
+            **means,
+            "seconds": self.seconds,
+        }
+        row["objective"] = row["loss"] + r
+        return {name: _finite(value) for name, value in row.items()}
+
+    # ---- what lasts
+
+    def save(self) -> None:
+        """Write a checkpoint: all that the rest of the run depends on."""
+        self.store.save_checkpoint(
+            {
+                "epoch": self.epoch,
+                "step": self.step,
+                "rows": self.rows,
+                "seconds": self.seconds,
+                "model": self.problem.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "sums": self.runner.state_dict(),
+                "randomness": torch.get_rng_state(),
+                "cuda_randomness": self._cuda_randomness(),
+            }
+        )
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.rows, self.seconds = state["rows"], state["seconds"]
+        self.problem.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.runner.load_state_dict(state["sums"])
+        torch.set_rng_state(state["randomness"])
+        if state["cuda_randomness"] is not None:
+            torch.cuda.set_rng_state(state["cuda_randomness"], self.problem.device)
+
+    def _cuda_randomness(self) -> Tensor | None:
+        return torch.cuda.get_rng_state(self.problem.device) if self.problem.device.type == "cuda" else None
+
+    def _finish(self) -> None:
+        """Weights, the pruning sweep, and, last, the result."""
+        model, last = self.problem.model, self.rows[-1]
+        self.store.write_weights(model.state_dict())
+        self.store.write_prune(sweep(self.problem))
+        self.store.finish(
+            {
+                "config": self.config.to_dict(),
+                "accuracy": last["test_accuracy"],
+                "best_accuracy": max(row["test_accuracy"] for row in self.rows),
+                **{name: last[name] for name in ("zero_pct", "small_pct", "loss", "objective")},
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "epochs": self.epoch,
+                "stopped": "epochs",
+                "seconds": self.seconds,
+                "layers": layers(model),
+                "histogram": histogram(model),
+            }
+        )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no inf and no nan: null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def train(config: RunConfig, root: Path, watch: Any, stop: StopSignals, tensorboard: bool = False) -> Path:
+    """Train a run to its end, or find it finished; returns its folder.
+
+    Args:
+        config: any; what cannot be run is a UserError before anything starts.
+        root: the folder of runs.
+        watch: shows the run, see `progress.Watch`.
+        stop: asked after every step.
+        tensorboard: whether to write TensorBoard's event files into the run's folder.
+    """
+    config = checked(config)
+    store = RunStore(Path(root) / config.key, config)
+    with store.locked():
+        if (result := store.result) is not None:
+            watch.skipped(store.path, result)
+            return store.path
+        with _events(store.path if tensorboard else None) as log:
+            trainer = Trainer(config, store, stop)
+            store.start()
+            with watch.run(trainer):
+                for row in trainer.run(watch.step):
+                    watch.epoch(row)
+                    log(row)
+    watch.finished(store.path)
+    return store.path
+
+
+@contextlib.contextmanager
+def _events(folder: Path | None) -> Iterator[Callable[[Row], None]]:
+    """Where rows go for TensorBoard."""
+    if folder is None:
+        yield lambda row: None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UserError("--tensorboard needs TensorBoard: pip install 'sr2[tensorboard]'") from error
+
+    def log(row: Row) -> None:
+        for name, value in row.items():
+            if value is not None and name != "epoch":
+                writer.add_scalar(name, value, row["epoch"])
+        writer.flush()
+
+    with contextlib.closing(SummaryWriter(str(folder / "tensorboard"))) as writer:
+        yield log

@@ -1,0 +1,145 @@
+"""The proximal step in one pass, for CUDA: x and v are read once, x + s and the kept x written once, 16 bytes an entry.
+
+For every R = a |x|_1 + b |x|_0 + c |x|^2 / 2 (`Regularizer.coefficients`), all groups in one launch: a table holds each
+tensor's addresses and coefficients, and each program takes one chunk of one tensor. The sums are taken in float64,
+chunk by chunk in a fixed order, so that the same input gives the same bits. `Trial` is its oracle and its fallback.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import Proposal
+from .proximal_step import Parts
+
+CHUNK = 4096
+
+
+@functools.cache
+def kernels() -> Any:
+    """The Triton kernels, compiled when first used; None where there is no Triton."""
+    try:
+        from . import fused_kernels
+    except ImportError:
+        return None
+    return fused_kernels
+
+
+class FusedTrial:
+    """What `Trial` does, in one kernel. Made once and used for every step, so that its buffers and tables stay put."""
+
+    def __init__(self) -> None:
+        self.proposals: Sequence[Proposal] = ()
+        self._layout: tuple[Any, ...] = ()
+
+    @staticmethod
+    def fits(proposals: Sequence[Proposal]) -> bool:
+        """Whether the kernel knows these groups: float32 on one CUDA device, dense, known coefficients, no metric."""
+        if not proposals or not proposals[0].xs[0].is_cuda or kernels() is None:
+            return False
+        device = proposals[0].xs[0].device
+        return all(
+            p.diagonal is None
+            and p.regularizer.coefficients is not None
+            and all(
+                x.dtype == v.dtype == torch.float32 and x.device == device and _dense(x) and _aligned(x) and _aligned(v)
+                for x, v in zip(p.xs, p.vs, strict=True)
+            )
+            for p in proposals
+        )
+
+    def use(self, proposals: Sequence[Proposal]) -> FusedTrial:
+        """Take this step's groups; tables are made anew only where the tensors have changed."""
+        self.proposals = proposals
+        self._xs = [x for p in proposals for x in p.xs]
+        # A gradient has its parameter's strides, as autograd promises; a v that has not is laid out anew.
+        self._vs = [_laid_like(v, x) for p in proposals for x, v in zip(p.xs, p.vs, strict=True)]
+        layout = tuple((x.data_ptr(), x.numel(), x.stride()) for x in self._xs)
+        if layout != self._layout:
+            self._lay_out(layout)
+        return self
+
+    def move(self, sigma: float | Tensor) -> Parts:
+        step = torch.as_tensor(1.0 / sigma, dtype=torch.float64, device=self._xs[0].device)
+        pointers = [tuple(t.data_ptr() for t in ts) for ts in (self._xs, self._vs, self._kept)]
+        self._pointers = self._table("pointers", pointers, torch.int64)
+        weights = [p.regularizer.coefficients for p in self.proposals for _ in p.xs]
+        self._weights = self._table("weights", weights, torch.float64)
+        kernels().move[(self._chunks,)](
+            self._pointers,
+            self._weights,
+            self._sizes,
+            self._chunk_tensor,
+            self._chunk_start,
+            step,
+            self._partial,
+            len(self._xs),
+            self._chunks,
+            CHUNK=CHUNK,
+            enable_fp_fusion=False,  # x - step * v rounds twice, as in the path that is its oracle
+        )
+        return Parts(*self._partial.sum(dim=1).unbind())
+
+    def put_back(self) -> None:
+        torch._foreach_copy_(self._xs, self._kept)
+
+    def put_back_unless(self, accepted: Tensor) -> None:
+        kernels().put_back_unless[(self._chunks,)](
+            self._pointers,
+            self._sizes,
+            self._chunk_tensor,
+            self._chunk_start,
+            accepted,
+            len(self._xs),
+            CHUNK=CHUNK,
+        )
+
+    def starts_outside(self) -> bool:
+        return False  # such an R is finite everywhere
+
+    def _lay_out(self, layout: tuple[Any, ...]) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("these tensors are new to the optimizer: take a step before capturing a CUDA graph")
+        self._layout = layout
+        self._tables: dict[str, tuple[Any, Tensor]] = {}
+        self._hosts: list[Tensor] = []
+        device = self._xs[0].device
+        self._kept = [torch.empty_like(x) for x in self._xs]
+        sizes = [x.numel() for x in self._xs]
+        counts = [-(-n // CHUNK) for n in sizes]
+        self._chunks = sum(counts)
+        numbers = [i for i, count in enumerate(counts) for _ in range(count)]
+        starts = [CHUNK * k for count in counts for k in range(count)]
+        self._sizes = torch.tensor(sizes, device=device)
+        self._chunk_tensor = torch.tensor(numbers, dtype=torch.int32, device=device)
+        self._chunk_start = torch.tensor(starts, device=device)
+        self._partial = torch.empty(3, self._chunks, dtype=torch.float64, device=device)
+
+    def _table(self, name: str, rows: Any, dtype: torch.dtype) -> Tensor:
+        """Host numbers on the device, without waiting for it."""
+        if name in self._tables and self._tables[name][0] == rows:
+            return self._tables[name][1]
+        host = torch.tensor(rows, dtype=dtype)
+        if torch.cuda.is_current_stream_capturing():
+            # Every replay copies it again, so the host side must stay; and outside a replay the copy holds nothing.
+            self._hosts.append(host.pin_memory())
+            return self._hosts[-1].to(self._xs[0].device, non_blocking=True)
+        self._tables[name] = (rows, host.to(self._xs[0].device, non_blocking=True))
+        return self._tables[name][1]
+
+
+def _dense(x: Tensor) -> bool:
+    return x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _aligned(x: Tensor) -> bool:
+    return x.data_ptr() % 16 == 0
+
+
+def _laid_like(v: Tensor, x: Tensor) -> Tensor:
+    return v if v.stride() == x.stride() else torch.empty_like(x).copy_(v)

@@ -1,0 +1,68 @@
+"""Accept? Next sigma? The part of Algorithm 1 that knows nothing of how s was found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..regularizers.base import check_number
+
+
+class Decision(NamedTuple):
+    """The fate of a step, as 0-dim tensors."""
+
+    accepted: Tensor
+    null: Tensor
+    rho: Tensor
+    sigma: Tensor
+
+
+@dataclass(frozen=True)
+class Search:
+    """The constants of Algorithm 1, and its two questions."""
+
+    eta1: float
+    eta2: float
+    gamma1: float
+    gamma2: float
+    gamma3: float
+    sigma_min: float
+
+    def __post_init__(self) -> None:
+        check_number("SR2", "sigma_min", self.sigma_min, 0, open_low=True)
+        if not 0 < self.eta1 <= self.eta2 < 1:
+            raise ValueError(f"SR2 needs 0 < eta1 <= eta2 < 1, and got eta1={self.eta1}, eta2={self.eta2}")
+        if not 0 < self.gamma3 <= 1:
+            raise ValueError(f"SR2 needs 0 < gamma3 <= 1, and got gamma3={self.gamma3}")
+        if not 1 < self.gamma1 <= self.gamma2 < math.inf:
+            raise ValueError(
+                f"SR2 needs 1 < gamma1 <= gamma2 (Algorithm 1), and got gamma1={self.gamma1}, gamma2={self.gamma2}: "
+                "leave gamma2=None to use gamma1"
+            )
+
+    def decide(
+        self, sigma: Tensor, actual: Tensor, predicted: Tensor, slack: Tensor, ss: Tensor, plain: Tensor
+    ) -> Decision:
+        """rho = actual / predicted against eta1 and eta2, without dividing; all tensors float64 and 0-dim.
+
+        plain: the direction is the gradient. Where it is not (momentum), a refusal speaks against the direction and
+        sigma stays: the next step takes the plain gradient.
+        """
+        null = ss == 0
+        finite = actual.isfinite() & predicted.isfinite() & ss.isfinite()
+        actual, predicted = actual + slack, predicted + slack
+        usable = finite & ~null & (predicted > 0)
+        accepted = usable & (actual >= self.eta1 * predicted)
+        very = accepted & (actual >= self.eta2 * predicted)
+        lower = (self.gamma3 * sigma).clamp_min(self.sigma_min)
+        higher = torch.where(plain, self.gamma1 * sigma, sigma)
+        sigma = torch.where(
+            null | (accepted & ~very),
+            sigma,
+            torch.where(very, lower, torch.where(finite, higher, self.gamma2 * sigma)),
+        )
+        return Decision(accepted, null, torch.where(usable, actual / predicted, math.nan), sigma)

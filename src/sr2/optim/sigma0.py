@@ -1,0 +1,149 @@
+"""sigma_0: the local Lipschitz constant of the gradient at x_0, from a few Hessian-vector products.
+
+A step of length 1 / sigma with sigma = L is the longest that the theory of proximal gradient allows, and a good first
+guess for a method that corrects itself. L is the largest algebraic eigenvalue of the Hessian of the batch's loss, by
+Lanczos from a fixed random vector: the same batch and weights give the same number.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .evaluation import Closure, loss_and_gradients, mean_loss, untouched
+
+ITERATIONS = 16
+TOLERANCE = 0.01
+LARGEST = 1e12
+
+Vector = list[Tensor]
+_log = logging.getLogger("sr2")
+
+
+def estimate_sigma0(closure: Closure, module: nn.Module | None, parameters: Sequence[Tensor]) -> float:
+    """An estimate of L at the current point, positive and at most 1e12; buffers, generators and gradients stay.
+
+    Falls back to a finite difference along the gradient where the loss cannot be differentiated twice, and says so.
+
+    >>> from torch import nn
+    >>> model, x = nn.Linear(3, 1, bias=False), torch.eye(3) * torch.tensor([1.0, 2.0, 5.0])
+    >>> curvature = estimate_sigma0(lambda: 0.5 * model(x).square().sum(), None, list(model.parameters()))
+    >>> round(curvature, 3)
+    25.0
+    """
+    with untouched(module, parameters), torch.enable_grad():
+        for p in parameters:
+            p.grad = None
+        try:
+            loss = mean_loss(closure())
+            if any(p.grad is not None for p in parameters):
+                _log.info("sigma_0 by finite differences: the closure fills the gradients itself")
+                estimate = _along_gradient(closure, parameters)
+            else:
+                estimate = _largest_eigenvalue(loss, parameters)
+        except RuntimeError as error:
+            if not _is_about_double_backward(error):
+                raise
+            warnings.warn(f"sigma_0 by finite differences: no second derivative ({_first_line(error)})", stacklevel=6)
+            estimate = _along_gradient(closure, parameters)
+    return min(estimate, LARGEST) if math.isfinite(estimate) and estimate > 0 else 1.0
+
+
+def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor]) -> float:
+    gradient = torch.autograd.grad(loss, list(parameters), create_graph=True, materialize_grads=True)
+    touched = [(g, p) for g, p in zip(gradient, parameters, strict=True) if g.requires_grad]
+    if not touched:
+        return 0.0  # linear in every parameter
+    gs, ps = [g for g, _ in touched], [p for _, p in touched]
+
+    def product(v: Vector) -> Vector:
+        return list(torch.autograd.grad(gs, ps, grad_outputs=v, retain_graph=True, materialize_grads=True))
+
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in ps]
+    return lanczos(product, start)
+
+
+def lanczos(product: Callable[[Vector], Vector], start: Vector) -> float:
+    """The largest algebraic eigenvalue of a symmetric operator; where that is not positive, the largest in modulus.
+
+    No reorthogonalization: lost orthogonality repeats eigenvalues, which does not move the largest.
+    """
+    v, before = _scaled(start, 1.0 / _norm(start)), [torch.zeros_like(x) for x in start]
+    alphas: list[float] = []
+    betas: list[float] = []
+    best = 0.0
+    for _ in range(ITERATIONS):
+        w = product(v)
+        alphas.append(_dot(w, v))
+        w = [a - alphas[-1] * b - (betas[-1] if betas else 0.0) * c for a, b, c in zip(w, v, before, strict=True)]
+        beta = _norm(w)
+        if not math.isfinite(alphas[-1]) or not math.isfinite(beta):
+            return math.nan
+        small = torch.diag(torch.tensor(alphas, dtype=torch.float64))
+        for i, b in enumerate(betas):
+            small[i, i + 1] = small[i + 1, i] = b
+        ritz = torch.linalg.eigvalsh(small).tolist()
+        previous, best = best, ritz[-1] if ritz[-1] > 0 else abs(ritz[0])
+        if beta <= 1e-6 * abs(best) or abs(best - previous) <= TOLERANCE * abs(best):
+            break
+        betas.append(beta)
+        before, v = v, _scaled(w, 1.0 / beta)
+    return best
+
+
+@torch.no_grad()
+def _along_gradient(closure: Closure, parameters: Sequence[Tensor]) -> float:
+    """|g(x + h d) - g(x)| / h with d = g / |g|."""
+    kept = [p.detach().clone() for p in parameters]
+    loss_and_gradients(closure, parameters)
+    g = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+    size = _norm(g)
+    if not (math.isfinite(size) and size > 0):
+        return math.nan
+    precise = all(p.dtype == torch.float64 for p in parameters)
+    h = (1e-6 if precise else 1e-3) * max(1.0, _norm(kept))
+    try:
+        for p, d in zip(parameters, g, strict=True):
+            p.add_(d, alpha=h / size)
+        loss_and_gradients(closure, parameters)
+        moved = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        return _norm([a - b for a, b in zip(moved, g, strict=True)]) / h
+    finally:
+        for p, old in zip(parameters, kept, strict=True):
+            p.copy_(old)
+
+
+def _is_about_double_backward(error: RuntimeError) -> bool:
+    words = str(error)
+    return any(
+        clue in words
+        for clue in (
+            "not implemented",
+            "double backward",
+            "does not require grad",
+            "create_graph",
+            "differentiated twice",
+        )
+    )
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).splitlines()[0][:120]
+
+
+def _dot(a: Vector, b: Vector) -> float:
+    return float(sum((x.double() * y.double()).sum().cpu() for x, y in zip(a, b, strict=True)))
+
+
+def _norm(a: Vector) -> float:
+    return math.sqrt(_dot(a, a))
+
+
+def _scaled(a: Vector, factor: float) -> Vector:
+    return [x * factor for x in a]

@@ -1,0 +1,31 @@
+"""What is penalized: each regularizer R with its exact proximal operator. Imports torch only."""
+
+from .base import Regularizer
+from .box import Box
+from .elastic_net import ElasticNet
+from .group import GroupL0, GroupL2
+from .l0 import L0
+from .l0_ball import L0Ball
+from .l1 import L1
+from .low_rank import Nuclear, Rank
+from .lp import Lp
+from .mcp import MCP
+from .nm import NM
+from .scad import SCAD
+
+__all__ = [
+    "L0",
+    "L1",
+    "MCP",
+    "NM",
+    "SCAD",
+    "Box",
+    "ElasticNet",
+    "GroupL0",
+    "GroupL2",
+    "L0Ball",
+    "Lp",
+    "Nuclear",
+    "Rank",
+    "Regularizer",
+]

@@ -1,0 +1,46 @@
+"""l1: lambda |x|_1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .base import Regularizer, Step, check_number
+
+
+def soft_threshold(x: Tensor, t: Step) -> Tensor:
+    """sign(x) max(|x| - t, 0), for a number t or a tensor of them."""
+    if isinstance(t, Tensor):
+        return x - torch.clamp(x, -t, t)  # no host read, and 0 stays 0 where t overflowed to inf
+    return F.softshrink(x, min(t, torch.finfo(x.dtype).max))  # one pass; torch refuses a t beyond x's range
+
+
+@dataclass(frozen=True)
+class L1(Regularizer):
+    """R(x) = lam * sum |x_i|.
+
+    prox: soft thresholding, z = sign(x) max(|x| - t, 0) with t = lam * step. At |x| = t exactly, z = 0.
+
+    >>> L1(0.5).prox(torch.tensor([-2.0, 0.25, 1.0]), 1.0)
+    tensor([-1.5000,  0.0000,  0.5000])
+    """
+
+    lam: float
+    separable = True
+    convex = True
+
+    def __post_init__(self) -> None:
+        check_number(self, "lam", self.lam, 0)
+
+    @property
+    def coefficients(self) -> tuple[float, float, float]:
+        return (self.lam, 0.0, 0.0)
+
+    def terms(self, x: Tensor) -> Tensor:
+        return self.lam * x.double().abs()
+
+    def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
+        return soft_threshold(x, self.lam * step)

@@ -1,0 +1,152 @@
+"""Slow and obviously right: what the fast code is held against. numpy in float64, brute force where it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations, product
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Penalty = Callable[[Array], Array]
+"""r, of R(x) = sum r(x_i), entry by entry."""
+
+# ---- penalties, case by case as the literature writes them
+
+
+def l1(lam: float) -> Penalty:
+    return lambda x: lam * np.abs(x)
+
+
+def l0(lam: float) -> Penalty:
+    return lambda x: lam * (x != 0)
+
+
+def lp(lam: float, p: float) -> Penalty:
+    return lambda x: lam * np.abs(x) ** p
+
+
+def elastic_net(lam1: float, lam2: float) -> Penalty:
+    return lambda x: lam1 * np.abs(x) + lam2 / 2 * x**2
+
+
+def mcp(lam: float, gamma: float) -> Penalty:
+    """Zhang (2010), equation 2.1."""
+
+    def penalty(x: Array) -> Array:
+        u = np.abs(x)
+        return np.where(u <= gamma * lam, lam * u - u**2 / (2 * gamma), gamma * lam**2 / 2)
+
+    return penalty
+
+
+def scad(lam: float, a: float) -> Penalty:
+    """Fan and Li (2001)."""
+
+    def penalty(x: Array) -> Array:
+        u = np.abs(x)
+        between = (2 * a * lam * u - u**2 - lam**2) / (2 * (a - 1))
+        return np.select([u <= lam, u <= a * lam], [lam * u, between], lam**2 * (a + 1) / 2)
+
+    return penalty
+
+
+def box(lo: float, hi: float) -> Penalty:
+    return lambda x: np.where((lo <= x) & (x <= hi), 0.0, np.inf)
+
+
+# ---- the prox of a sum over entries, by search alone
+
+
+def objective(penalty: Penalty, z: Array, x: float, step: float) -> Array:
+    return penalty(z) + (z - x) ** 2 / (2 * step)
+
+
+def prox_scalar(penalty: Penalty, x: float, step: float, points: Sequence[float] = (), n: int = 2001) -> float:
+    """A grid over [-|x|, |x|], then a finer one around its best points, again and again.
+
+    `points` are added as candidates; 0 and x always are (jumps of r sit there).
+    """
+    reach = 1.01 * max(abs(x), *map(abs, points), 1e-300)
+    grid = np.linspace(-reach, reach, n)
+    kinks = np.array([0.0, x, *points])
+    f = objective(penalty, grid, x, step)
+    best = [float(b) for b in kinks]
+    for start in grid[np.argsort(f)[:3]]:
+        low, high = start - reach / n * 4, start + reach / n * 4
+        for _ in range(14):
+            fine = np.linspace(low, high, 41)
+            i = int(np.argmin(objective(penalty, fine, x, step)))
+            low, high = fine[max(i - 2, 0)], fine[min(i + 2, 40)]
+        best.append(float(fine[i]))
+    return best[int(np.argmin(objective(penalty, np.array(best), x, step)))]
+
+
+# ---- whole groups
+
+
+def l0_ball_prox(xs: Sequence[Array], k: int) -> list[Array]:
+    """Every subset of k entries tried; of equally good ones the first (combinations come in order)."""
+    flat = np.concatenate([x.ravel() for x in xs]) if xs else np.zeros(0)
+    k = min(k, flat.size)
+    kept = max(combinations(range(flat.size), k), key=lambda c: sum(sorted(flat[list(c)] ** 2)))
+    out = np.zeros_like(flat)
+    out[list(kept)] = flat[list(kept)]
+    return _split(out, xs)
+
+
+def nm_prox(x: Array, n: int, m: int) -> Array:
+    """Block by block, every subset tried."""
+    out = np.zeros_like(x)
+    matrix, z = (x, out) if x.ndim >= 2 else (x.reshape(-1, 1), out.reshape(-1, 1))
+    for i in range(matrix.shape[0]):
+        for rest in product(*map(range, matrix.shape[2:])):
+            for start in range(0, matrix.shape[1], m):
+                at = (i, slice(start, start + m), *rest)
+                z[at] = l0_ball_prox([matrix[at]], n)[0]
+    return out
+
+
+def nm_value(x: Array, n: int, m: int) -> float:
+    matrix = x if x.ndim >= 2 else x.reshape(-1, 1)
+    for start in range(0, matrix.shape[1], m):
+        if (np.count_nonzero(matrix[:, start : start + m], axis=1) > n).any():
+            return np.inf
+    return 0.0
+
+
+def group_numbers(x: Array, groups: str) -> npt.NDArray[np.int64]:
+    """Each entry's group, by its index."""
+    matrix = np.zeros((x.shape[0] if x.ndim else 1, x.size // max(x.shape[0] if x.ndim else 1, 1)), dtype=np.int64)
+    rows, columns = np.indices(matrix.shape)
+    return (columns if groups == "columns" else rows).reshape(x.shape)
+
+
+def group_prox(x: Array, numbers: npt.NDArray[np.int64], shrink: Callable[[float], float]) -> Array:
+    """shrink(norm) gives the factor of a group."""
+    out = np.zeros_like(x)
+    for g in np.unique(numbers):
+        members = numbers == g
+        out[members] = x[members] * shrink(float(np.linalg.norm(x[members])))
+    return out
+
+
+def group_value(x: Array, numbers: npt.NDArray[np.int64], term: Callable[[float], float]) -> float:
+    return sum(term(float(np.linalg.norm(x[numbers == g]))) for g in np.unique(numbers))
+
+
+def singular_prox(x: Array, shrink: Callable[[Array], Array]) -> Array:
+    if x.size == 0:
+        return x.copy()
+    u, s, vh = np.linalg.svd(as_matrix(x), full_matrices=False)
+    return ((u * shrink(s)) @ vh).reshape(x.shape)
+
+
+def as_matrix(x: Array) -> Array:
+    return x.reshape(x.shape[0], -1) if x.ndim >= 2 else x.reshape(-1, 1)
+
+
+def _split(flat: Array, xs: Sequence[Array]) -> list[Array]:
+    ends = np.cumsum([x.size for x in xs])[:-1] if xs else []
+    return [part.reshape(x.shape) for part, x in zip(np.split(flat, ends), xs, strict=True)] if xs else []

@@ -1,0 +1,45 @@
+"""On a GPU: the prox is a legal body of a CUDA graph, and reads the step anew at every replay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.registry import REGULARIZERS, RegularizerCase
+
+# A decomposition looks at its own success, which waits for the device.
+CAPTURABLE = [c for c in REGULARIZERS if type(c.regularizer).__name__ not in ("Nuclear", "Rank")]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", CAPTURABLE, ids=lambda case: case.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prox_and_value_in_a_graph(case: RegularizerCase, dtype: torch.dtype) -> None:
+    xs = [torch.randn(s, device="cuda").to(dtype) * 2 for s in ((8, 12, 3, 3), (20, 30), (7,))]
+    xs[0] = xs[0].contiguous(memory_format=torch.channels_last)
+    step = torch.ones((), dtype=torch.float64, device="cuda")
+    regularizer = case.regularizer
+    regularizer.prox_of(xs, [step] * 3)  # warm up
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        zs = regularizer.prox_of(xs, [step] * 3)
+        decrease = regularizer.decrease(zs, zs)
+    for value in (0.1, 5.0):
+        step.fill_(value)
+        graph.replay()
+        for z, expected in zip(zs, regularizer.prox(xs, value), strict=True):
+            torch.testing.assert_close(z, expected, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
+            assert z.stride() == expected.stride()
+        assert decrease == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
+def test_the_same_on_both_devices(case: RegularizerCase) -> None:
+    xs = [torch.randn(s, dtype=torch.float64) * 2 for s in ((8, 12, 3, 3), (20, 30), (7,), (), (0, 3))]
+    on_gpu = [x.cuda() for x in xs]
+    for step in (0.3, 6.0, torch.tensor(0.3)):
+        for z, expected in zip(case.regularizer.prox(on_gpu, step), case.regularizer.prox(xs, step), strict=True):
+            torch.testing.assert_close(z.cpu(), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(case.regularizer.value(on_gpu).cpu(), case.regularizer.value(xs), rtol=1e-10, atol=0)
