@@ -1,6 +1,6 @@
 """sr2: train sparse PyTorch networks under nonsmooth regularizers, without a learning rate to tune."""
 
-from .optim import SR2, ProxGEN, ProxSGD, param_groups
+from .optim import SR2, BatchGrowth, ProxGEN, ProxSGD, certificate, param_groups
 from .regularizers import (
     L0,
     L1,
@@ -28,6 +28,7 @@ __all__ = [
     "NM",
     "SCAD",
     "SR2",
+    "BatchGrowth",
     "Box",
     "ElasticNet",
     "GroupL0",
@@ -39,6 +40,7 @@ __all__ = [
     "ProxSGD",
     "Rank",
     "Regularizer",
+    "certificate",
     "param_groups",
     "prune_",
     "sparsity",

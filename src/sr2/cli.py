@@ -41,9 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> int:
-    if (error.name or "").partition(".")[0] not in EXTRAS:
+    name = (error.name or "").partition(".")[0]
+    if name not in EXTRAS:
         raise error
-    return _say(f"error: this command needs {error.name}: pip install 'sr2[experiments]'", 2)
+    return _say(f"error: this command needs {name}: pip install 'sr2[experiments]'", 2)
 
 
 def _say(sentence: str, code: int) -> int:

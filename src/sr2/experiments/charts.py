@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from .axes import Axis, depth, linear, logarithmic, opening, power
 from .groups import Group, group, optimizer_name, penalty
 from .paper import OPTIMIZERS
 
@@ -43,16 +44,6 @@ class Series:
     x: tuple[float, ...]
     y: tuple[float | None, ...]
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A label, the two ends and the ticks with their texts."""
-
-    label: str
-    ends: tuple[float, float]
-    ticks: tuple[tuple[float, str], ...]
-    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,7 +114,7 @@ def pareto(groups: Sequence[Group]) -> Chart:
         kinds = list(dict.fromkeys(g.config.regularizer for g in members))
         runs = [(g, record) for g in members for record in g.finished]
         best = max((record.result["accuracy"] for _, record in runs if record.result), default=0.0)
-        reach = _depth(best - 30)  # a network that pruning broke is off the map
+        reach = depth(best - 30)  # a network that pruning broke is off the map
         series, every = [], []
         for member, record in runs:
             trained, *pruned = _sparse_points(record)
@@ -139,8 +130,8 @@ def pareto(groups: Sequence[Group]) -> Chart:
         front = _front(every)
         front.insert(0, (min(x for x, _ in every), front[0][1]))
         series.insert(0, Series("front", "", 0, "front", tuple(x for x, _ in front), tuple(y for _, y in front)))
-        x_axis = _opening("parameters that are zero, %", [x for x, _ in every])
-        panel = Panel("accuracy, %", x_axis, _opening("", [y for _, y in every]), tuple(series))
+        x_axis = opening("parameters that are zero, %", [x for x, _ in every])
+        panel = Panel("accuracy, %", x_axis, opening("", [y for _, y in every]), tuple(series))
         legend = [*_colors(members), *(Key(kind, "", i, "point") for i, kind in enumerate(kinds))]
         plates.append(_plate("pareto", f"{data} {model}", [panel], [*legend, Key("front", "", 0, "front")]))
     caption = (
@@ -159,7 +150,7 @@ def pruning(groups: Sequence[Group]) -> Chart:
         "sparsity_pct": "parameters that are zero, %",
     }
     x_axis = Axis(
-        "pruning threshold α", (10**-8.2, 10**-0.8), tuple((10.0**-k, _power(-k)) for k in range(8, 0, -1)), True
+        "pruning threshold α", (10**-8.2, 10**-0.8), tuple((10.0**-k, power(-k)) for k in range(8, 0, -1)), True
     )
 
     def panels(members: list[Group]) -> Iterator[Panel]:
@@ -180,18 +171,24 @@ def trajectory(groups: Sequence[Group]) -> Chart:
         ("test accuracy, %", lambda m: m["test_accuracy"], False),
         ("parameters that are zero, %", lambda m: m["zero_pct"], False),
         ("σ", lambda m: m["sigma"], True),
-        ("ρ, mean of the epoch", lambda m: m["rho"], False),
+        ("ρ, mean of the steps", lambda m: m["rho"], False),
         ("accepted steps, %", _accepted, False),
     ]
 
+    noisy = ("ρ, mean of the steps", "accepted steps, %")
+
     def panels(members: list[Group]) -> Iterator[Panel]:
         last = max((len(r.metrics) for g in members for r in g.records), default=0)
-        x_axis = _linear("epoch", [0, max(last, 1)], whole=True)
+        x_axis = linear("epoch", [0, max(last, 1)], whole=True)
         for title, pick, log in quantities:
-            lines = [_mean_line(g, i, partial(_course, pick)) for i, g in _styled(members)]
+            most = 100 if title in noisy else None
+            lines = [_mean_line(g, i, partial(_course, pick), most) for i, g in _styled(members)]
             yield from _panel(title, x_axis, [line for line in lines if line], log)
 
-    caption = "σ, ρ and accepted steps are SR2's; the other methods take every step."
+    caption = (
+        "σ, ρ and accepted steps are SR2's; the other methods take every step. Where there are more than 100 epochs, "
+        "ρ and accepted steps are means over neighbouring ones."
+    )
     return Chart("trajectory", "Training", caption, tuple(_plates("trajectory", groups, panels)))
 
 
@@ -228,7 +225,7 @@ def histogram(groups: Sequence[Group]) -> Chart:
                 series.append(Series(g.label, g.config.optimizer, 0, "bar", bar, (100 * bins["zeros"] / total,), note))
             if series:
                 lo, hi = series[0].x[0], series[0].x[-1]
-                ticks = tuple((float(k), _power(k)) for k in range(math.ceil(lo / 2) * 2, int(hi) + 1, 2))
+                ticks = tuple((float(k), power(k)) for k in range(math.ceil(lo / 2) * 2, int(hi) + 1, 2))
                 x_axis = Axis("|w|", (lo - 2.2, hi), ((lo - 1.25, "0"), *ticks))
                 y_axis = Axis("", (1e-3, 130.0), tuple((10.0**k, f"{10.0**k:g}") for k in range(-3, 3)), log=True)
                 yield Panel(f"{strength}: share of parameters, %", x_axis, y_axis, tuple(series))
@@ -247,12 +244,7 @@ def _sparse_points(record: RunRecord) -> list[tuple[float, float, str]]:
     found = [(result["zero_pct"], result["accuracy"], "as trained")]
     for row in (record.prune or {}).get("rows", []):
         found.append((row["sparsity_pct"], row["accuracy"], f"pruned at {row['alpha']:g}"))
-    return [(_depth(z), _depth(a), f"{words}: accuracy {a:.2f} %, {z:.2f} % zeros") for z, a, words in found]
-
-
-def _depth(percent: float) -> float:
-    """How near to 100 %, on a scale that opens up there: -log10 of the share that is left, at most 3.5."""
-    return -math.log10(max(1 - percent / 100, 10**-3.5))
+    return [(depth(z), depth(a), f"{words}: accuracy {a:.2f} %, {z:.2f} % zeros") for z, a, words in found]
 
 
 def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -297,14 +289,23 @@ def _layer_shares(group: Group) -> dict[str, float]:
 
 
 def _mean_line(
-    group: Group, style: int, points: Callable[[RunRecord], Iterable[tuple[float, float | None]]]
+    group: Group,
+    style: int,
+    points: Callable[[RunRecord], Iterable[tuple[float, float | None]]],
+    most: int | None = None,
 ) -> Series | None:
-    """The mean over seeds at each x; None if there is no number at all."""
+    """The mean over seeds at each x, or at most so many of them; None if there is no number at all."""
     at: dict[float, list[float]] = {}
     for record in group.records:
         for x, y in points(record):
             at.setdefault(x, []).extend([y] if y is not None and math.isfinite(y) else [])
-    means = {x: sum(ys) / len(ys) if ys else None for x, ys in sorted(at.items())}
+    every = sorted(at)
+    width = max(1, math.ceil(len(every) / most)) if most else 1
+    means = {}
+    for start in range(0, len(every), width):
+        xs = every[start : start + width]
+        ys = [y for x in xs for y in at[x]]
+        means[sum(xs) / len(xs)] = sum(ys) / len(ys) if ys else None
     if all(y is None for y in means.values()):
         return None
     seeds = len(group.records)
@@ -352,82 +353,5 @@ def _panel(title: str, x: Axis, series: Sequence[Series], log: bool = False) -> 
     if series:
         values = [y for line in series for y in line.y if y is not None]
         percent = title.endswith("%")
-        y_axis = _logarithmic("", values) if log and min(values) > 0 else _linear("", values, percent=percent)
+        y_axis = logarithmic("", values) if log and min(values) > 0 else linear("", values, percent=percent)
         yield Panel(title, x, y_axis, tuple(series))
-
-
-def _linear(label: str, values: Iterable[float], *, whole: bool = False, percent: bool = False) -> Axis:
-    from matplotlib.ticker import MaxNLocator
-
-    lo, hi = _spread(values, 2.0 if percent else 1e-3)
-    pad = 0.0 if whole else 0.04 * (hi - lo)
-    ticks = MaxNLocator(4, integer=whole, steps=[1, 2, 2.5, 5, 10]).tick_values(lo, hi)
-    inside = [float(t) for t in ticks if lo - pad <= t <= hi + pad and not (percent and not 0 <= t <= 100)]
-    return Axis(label, (lo - pad, hi + pad), _texts(inside))
-
-
-def _logarithmic(label: str, values: Iterable[float]) -> Axis:
-    """Ticks at powers of ten, or at 1, 2, 5 times them where those are too few."""
-    lo, hi = _spread(map(math.log10, values), 0.3)
-    lo, hi = lo - 0.04 * (hi - lo), hi + 0.04 * (hi - lo)
-    powers = range(math.floor(lo), math.ceil(hi) + 1)
-    for leaders in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
-        ticks = [
-            lead * 10.0**power for power in powers for lead in leaders if lo <= math.log10(lead * 10.0**power) <= hi
-        ]
-        if len(ticks) >= 3:
-            break
-    every = math.ceil(len(ticks) / 6)
-    return Axis(label, (10**lo, 10**hi), tuple((t, f"{t:g}") for t in ticks[::every]), log=True)
-
-
-def _opening(label: str, depths: Iterable[float]) -> Axis:
-    """The axis of depths, with ticks in percent that keep a distance."""
-    lo, hi = _spread(depths, 0.2)
-    lo, hi = lo - 0.04 * (hi - lo), hi + 0.04 * (hi - lo)
-    ticks: list[float] = []
-    for percent in (
-        0,
-        99.9,
-        99,
-        90,
-        50,
-        98,
-        80,
-        95,
-        70,
-        99.5,
-        85,
-        30,
-        97,
-        93,
-        60,
-        96,
-        88,
-        75,
-        92,
-        99.7,
-        98.5,
-        99.95,
-        94,
-        91,
-    ):
-        apart = min((abs(_depth(percent) - _depth(other)) for other in ticks), default=math.inf)
-        if lo <= _depth(percent) <= hi and apart >= 0.08 * (hi - lo):
-            ticks.append(percent)
-    return Axis(label, (lo, hi), _texts(sorted(ticks), _depth))
-
-
-def _spread(values: Iterable[float], least: float = 1e-3) -> tuple[float, float]:
-    known = list(values)
-    lo, hi = min(known), max(known)
-    middle, half = (lo + hi) / 2, max((hi - lo) / 2, least / 2, abs(hi) * 1e-3)
-    return middle - half, middle + half
-
-
-def _texts(ticks: Iterable[float], place: Callable[[float], float] = float) -> tuple[tuple[float, str], ...]:
-    return tuple((place(tick), f"{tick:g}") for tick in ticks)
-
-
-def _power(k: int) -> str:
-    return "1" if k == 0 else f"1e{k}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .config import OPTIONS, RunConfig, Settings, checked, has_lambda, has_option
+from .config import OPTIONS, RunConfig, Settings, checked, has_lambda, has_option, make_regularizer
 from .errors import UserError
 from .progress import Watch
 from .train import DivergedError, StoppedError, StopSignals, train
@@ -35,48 +35,62 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
     >>> [run.label for run in runs]
     ['SR2 l1 0.1', 'SR2 l0 0.1', 'ProxSGD l1 0.1']
     """
-    optimizers = [_with_options(text) for text in grid.optimizers]
-    shared = {f.name: getattr(grid, f.name) for f in dataclasses.fields(Settings)}
-    _refuse_unused(shared, [name for name, _ in optimizers])
+    optimizers = [_optimizer(grid, text) for text in grid.optimizers]
+    regularizers = [_regularizer(text) for text in grid.regularizers]
+    _refuse_mistakes(grid, optimizers, regularizers)
     runs: dict[str, RunConfig] = {}
     left_out: dict[str, str] = {}
-    for (optimizer, own), text in itertools.product(optimizers, grid.regularizers):
-        regularizer, *reg = text.split(",")
-        options = {n: None for n in OPTIONS if not has_option(optimizer, n)} | own
-        lams = grid.lams if has_lambda(regularizer) else (RunConfig.lam,)
-        for lam, seed in itertools.product(lams, grid.seeds):
-            given = {**shared, **options, "optimizer": optimizer, "regularizer": regularizer, "reg": tuple(reg)}
+    for optimizer, regularizer in itertools.product(optimizers, regularizers):
+        for lam, seed in itertools.product(_lams(grid, regularizer), grid.seeds):
             try:
-                run = checked(RunConfig(**given, lam=lam, seed=seed))
-            except UserError as error:
-                left_out.setdefault(f"{optimizer} x {text}", f"{optimizer} x {text} is left out: {error}")
+                run = checked(RunConfig(**optimizer, **regularizer, lam=lam, seed=seed))
+            except UserError as error:  # each is right, and they do not fit
+                pair = f"{optimizer['optimizer']} x {regularizer['regularizer']}"
+                left_out.setdefault(pair, f"{pair} is left out: {error}")
             else:
                 runs[run.key] = run
     if not runs:
-        raise UserError(next(iter(left_out.values()), "the grid is empty: name an optimizer and a regularizer"))
+        raise UserError(next(iter(left_out.values()), "the grid is empty: name an optimizer, a regularizer and a seed"))
     return list(runs.values()), list(left_out.values())
 
 
-def _with_options(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options of "proxgen,lr=0.1"."""
+def _optimizer(grid: Grid, text: str) -> dict[str, Any]:
+    """The settings of "proxgen,lr=0.1": its own options over those of the grid that it has."""
     name, *pairs = text.split(",")
-    options: dict[str, Any] = {}
+    settings = {f.name: getattr(grid, f.name) for f in dataclasses.fields(Settings)}
+    settings |= {"optimizer": name, **{option: None for option in OPTIONS if not has_option(name, option)}}
     for pair in pairs:
         option, equals, value = pair.partition("=")
         if option not in OPTIONS or not equals or not has_option(name, option):
             theirs = ", ".join(n for n in OPTIONS if has_option(name, n))
             raise UserError(f"{pair!r} is not an option of {name}: write {name},key=value with key one of {theirs}")
         try:
-            options[option] = value if option == "metric" or value == "none" else float(value)
+            settings[option] = value if option == "metric" or value in ("none", "auto") else float(value)
         except ValueError as error:
             raise UserError(f"{option} of {name} must be a number, and is {value!r}") from error
-    return name, options
+    return settings
 
 
-def _refuse_unused(shared: dict[str, Any], optimizers: Sequence[str]) -> None:
+def _regularizer(text: str) -> dict[str, Any]:
+    """The settings of "lp,p=0.5"."""
+    name, *constants = text.split(",")
+    return {"regularizer": name, "reg": tuple(constants)}
+
+
+def _lams(grid: Grid, regularizer: dict[str, Any]) -> Sequence[float]:
+    return grid.lams if has_lambda(regularizer["regularizer"]) else (RunConfig.lam,)
+
+
+def _refuse_mistakes(grid: Grid, optimizers: Sequence[dict[str, Any]], regularizers: Sequence[dict[str, Any]]) -> None:
+    """What is wrong by itself, not only in a pair, is an error of the whole grid."""
     for option in OPTIONS:
-        if shared[option] is not None and not any(has_option(name, option) for name in optimizers):
+        if getattr(grid, option) is not None and not any(has_option(o["optimizer"], option) for o in optimizers):
             raise UserError(f"no optimizer of the grid has the option {option}: leave it out")
+    for optimizer in optimizers:
+        checked(RunConfig(**optimizer, regularizer="none"))
+    for regularizer in regularizers:
+        for lam in _lams(grid, regularizer):
+            make_regularizer(RunConfig(**regularizer, lam=lam))
 
 
 def compare(grid: Grid, root: Path, stop: StopSignals, tensorboard: bool = False) -> tuple[list[Path], list[str]]:

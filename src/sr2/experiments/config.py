@@ -42,8 +42,8 @@ class Settings:
     """Passes over the training images."""
     batch: int = 128
     """Images a step."""
-    sigma: float | None = None
-    """SR2: the first inverse step size."""
+    sigma: float | Literal["auto"] | None = None
+    """SR2: the first inverse step size, or auto, from the curvature of the first batch."""
     eta1: float | None = None
     """SR2: the ratio that accepts a step."""
     eta2: float | None = None

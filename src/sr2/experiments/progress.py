@@ -89,7 +89,7 @@ class Watch:
             f"zeros {row['zero_pct']:.2f} %",
         ]
         if row["sigma"] is not None:
-            steps = row["accepted"] + row["refused"] + row["null"]
+            steps = max(1, row["accepted"] + row["refused"] + row["null"])
             words += [f"sigma {row['sigma']:.3g}", f"accepted {100 * row['accepted'] / steps:.0f} %"]
         return "  ".join(words)
 

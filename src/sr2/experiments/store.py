@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from .. import __version__
@@ -127,11 +129,11 @@ class RunStore:
         """Write a checkpoint with its checksum; the one before is kept. `torch.load` reads it too."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        data = buffer.getvalue()
+        data = buffer.getbuffer()
         checksum = hashlib.sha256(data).hexdigest().encode()
         path, fresh = self.path / CHECKPOINT, self.path / f".{CHECKPOINT}.new"
         with _named_errors(path):
-            write_atomically(fresh, lambda file: file.write(data + _MARK + checksum + b"\n"))
+            write_atomically(fresh, lambda file: file.writelines((data, _MARK, checksum, b"\n")))
             if path.exists():  # killed between the two renames, the previous one is found
                 os.replace(path, self.path / PREVIOUS)
             os.replace(fresh, path)
@@ -165,10 +167,8 @@ class RunStore:
 
     def write_weights(self, state: dict[str, Tensor]) -> None:
         """The network as safetensors; tied tensors are written under each of their names."""
-        from safetensors.torch import save
-
         copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-        self._write(WEIGHTS, save(copies, {"format": "pt", "run": self.config.key}))
+        self._write(WEIGHTS, save(copies, {"format": "pt"}))
 
     def write_prune(self, sweep: dict[str, Any]) -> None:
         """The pruning sweep."""
@@ -193,9 +193,6 @@ class RunStore:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """The weights of a finished run."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = Path(folder) / WEIGHTS
     if not path.exists():
         raise UserError(f"{path} is not there: the run did not finish, or its weights were deleted")

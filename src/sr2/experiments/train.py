@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from .evaluate import SMALL, accuracy, histogram, layers, percent_zero
 from .problem import Problem
 from .prune import sweep
 from .store import RunStore
+
+if TYPE_CHECKING:
+    from .progress import Watch
 
 Row = dict[str, Any]
 
@@ -270,13 +273,13 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def train(config: RunConfig, root: Path, watch: Any, stop: StopSignals, tensorboard: bool = False) -> Path:
+def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensorboard: bool = False) -> Path:
     """Train a run to its end, or find it finished; returns its folder.
 
     Args:
         config: any; what cannot be run is a UserError before anything starts.
         root: the folder of runs.
-        watch: shows the run, see `progress.Watch`.
+        watch: shows the run.
         stop: asked after every step.
         tensorboard: whether to write TensorBoard's event files into the run's folder.
     """

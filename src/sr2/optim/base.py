@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..regularizers.base import Regularizer, check_compatible, check_regularizer
+from ..regularizers.base import Regularizer, Step, check_compatible, check_regularizer
+from .fused import FusedTrial
 from .groups import ParamGroups, module_groups
-from .metrics import Metric, State, as_metric
+from .metrics import Metric, as_metric
 from .momentum import direction
-from .proximal_step import Zero
+from .proposal import Proposal
+from .proximal_step import Zero, proximal_point
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
@@ -50,39 +54,6 @@ class StepInfo:
         return StepInfo(loss, trial_loss, rho, sigma, None if null else accepted, predicted, actual, norm)
 
 
-@dataclass
-class Proposal:
-    """One group's tensors during a step: x, g, v, the diagonal of the metric, and the states to come."""
-
-    group: dict[str, Any]
-    regularizer: Regularizer
-    xs: list[Tensor]
-    gs: list[Tensor]
-    vs: list[Tensor]
-    diagonal: list[Tensor] | None
-    states: list[State]
-    news: list[State]
-
-    def commit(self) -> None:
-        """The new momentum and metric replace the old."""
-        for state, new in zip(self.states, self.news, strict=True):
-            state.update(new)
-
-    def commit_on_device(self, sound: Tensor, forget_momentum: Tensor) -> None:
-        """`commit` where `sound`, in place, so that a graph's replay finds its state; and a restart of momentum."""
-        for x, state, new in zip(self.xs, self.states, self.news, strict=True):
-            for name, value in new.items():
-                if not isinstance(value, Tensor):
-                    value = torch.full((), value, dtype=torch.float64, device=x.device)
-                if name not in state:
-                    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-                        raise RuntimeError("momentum and metrics need a step before a CUDA graph is captured")
-                    state[name] = torch.zeros_like(value)
-                if name.startswith("momentum"):
-                    value = torch.where(forget_momentum, 0.0, value)
-                state[name].copy_(torch.where(sound, value, state[name]))
-
-
 class ProximalOptimizer(torch.optim.Optimizer):
     """The base of SR2, ProxGEN and ProxSGD.
 
@@ -112,6 +83,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
     ) -> None:
         check_regularizer(regularizer)
         self.capturable = capturable
+        self._fused: dict[int, FusedTrial] = {}
         self.metric = as_metric(metric)
         self.foreach = foreach
         self._module: nn.Module | None = None
@@ -150,6 +122,9 @@ class ProximalOptimizer(torch.optim.Optimizer):
         """The processes that must agree on decisions: those of a DistributedDataParallel module."""
         return self._module.process_group if isinstance(self._module, DistributedDataParallel) else None
 
+    def _regularizer(self, group: dict[str, Any]) -> Regularizer:
+        return group["regularizer"] or _ZERO
+
     # ---- one step
 
     def _propose(self, group: dict[str, Any], momentum: float) -> Proposal | None:
@@ -157,7 +132,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
         A parameter without a gradient is left alone, unless R couples it to the others: then its gradient is zero.
         """
-        regularizer = group["regularizer"] or _ZERO
+        regularizer = self._regularizer(group)
         trained = [p for p in group["params"] if p.requires_grad]
         if all(p.grad is None for p in trained):
             return None
@@ -176,6 +151,18 @@ class ProximalOptimizer(torch.optim.Optimizer):
             news = [{**a, **b} for a, b in zip(news, metric_news, strict=True)]
         return Proposal(group, regularizer, xs, gs, vs, diagonal, states, news)
 
+    def _move(self, number: int, proposal: Proposal, step: Step) -> list[Tensor]:
+        """x <- prox_{step R / D}(x - step v / D) for group `number`; returns what x was."""
+        xs, diagonal = proposal.xs, proposal.diagonal
+        if self.foreach is None and FusedTrial.fits([proposal]):
+            fused = self._fused.setdefault(number, FusedTrial()).use([proposal])
+            fused.move(1.0 / step)
+            return fused.kept
+        steps = [step] * len(xs) if diagonal is None else [step / d for d in diagonal]
+        kept = [x.clone() for x in xs]
+        torch._foreach_copy_(xs, proximal_point(xs, proposal.vs, steps, proposal.regularizer, flat=self._flat(xs)))
+        return kept
+
     def _flat(self, xs: Sequence[Tensor]) -> bool:
         return xs[0].is_cuda if self.foreach is None else self.foreach
 
@@ -189,7 +176,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
     # ---- state
 
     def _place(self) -> None:
-        """With `capturable`, what changes between steps lives on the device: here the learning rates."""
+        """With `capturable`, what changes between steps lives on the device: learning rates, weights of averages."""
+        for p in self._parameters():
+            if p in self.state:
+                on_device = partial(torch.as_tensor, dtype=torch.float64, device=p.device)
+                self.state[p] = _with_weights(self.state[p], on_device if self.capturable else float)
         for group in self.param_groups:
             if "lr" in group:
                 lr, device = group["lr"], group["params"][0].device
@@ -205,6 +196,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         state = super().state_dict()
         for group in state["param_groups"]:
             group["regularizer"] = repr(group["regularizer"])
+        # On load torch casts tensors to their parameter's dtype: the weights of averages, float64, go as numbers.
+        state["state"] = {key: _with_weights(entry, float) for key, entry in state["state"].items()}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -221,15 +214,22 @@ class ProximalOptimizer(torch.optim.Optimizer):
         own = {name: value for name, value in self._own.items() if isinstance(name, str)}
         super().load_state_dict(state_dict)
         for name, value in own.items():  # copies, as torch shares these; an older state may lack a number
-            self._own[name] = {**value, **self._own.get(name, {})}
+            self._own[name] = {**value, **copy.deepcopy(self._own.get(name, {}))}
         for group, regularizer in zip(self.param_groups, mine, strict=True):
             group["regularizer"] = regularizer
+        if self.capturable:  # it writes its state in place, so it must be nobody else's
+            for p in self._parameters():
+                self.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.state[p].items()}
         self._place()
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only defaults, state and groups; a copy must know its module and options too.
         own = {k: v for k, v in self.__dict__.items() if k in self._carried}
         return {**super().__getstate__(), **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._fused = {}
 
     _carried: frozenset[str] = frozenset({"metric", "foreach", "capturable", "_module"})
 
@@ -246,3 +246,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
             what = group["regularizer"] or "no regularizer"
             lines.append(f"  group {number}: {len(group['params'])} tensors, {count:,} parameters, {what}")
         return "\n".join(lines) + "\n)"
+
+
+def _with_weights(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """A parameter's state with the weights of its averages converted."""
+    return {name: convert(value) if name.endswith("_weight") else value for name, value in state.items()}

@@ -43,6 +43,7 @@ class CapturedStep(Generic[T]):
                 body()
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
+        self._body = body  # the graph reads its tensors, so they must live as long
         # The second evaluation draws from a twin of the generator that advances in step with it.
         self._default = torch.cuda.default_generators[torch.cuda.current_device()]
         self._twin = self._default.clone_state()

@@ -14,10 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Proposal
+from .proposal import Proposal
 from .proximal_step import Parts
 
-CHUNK = 4096
+CHUNK = 16384
+"""Entries of one program."""
+BLOCK = 512
+"""Entries of one turn of its loop."""
+WARPS = 4
 
 
 @functools.cache
@@ -81,9 +85,16 @@ class FusedTrial:
             len(self._xs),
             self._chunks,
             CHUNK=CHUNK,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
             enable_fp_fusion=False,  # x - step * v rounds twice, as in the path that is its oracle
         )
         return Parts(*self._partial.sum(dim=1).unbind())
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """x as it was before `move`."""
+        return self._kept
 
     def put_back(self) -> None:
         torch._foreach_copy_(self._xs, self._kept)
@@ -97,6 +108,7 @@ class FusedTrial:
             accepted,
             len(self._xs),
             CHUNK=CHUNK,
+            BLOCK=BLOCK,
         )
 
     def starts_outside(self) -> bool:

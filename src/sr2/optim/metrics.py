@@ -97,8 +97,8 @@ class Andrei(Metric):
 
     B_{t+1} = B_t + (s'y + s's - s'B_t s) / sum(s_i^4) * s^2 - 1,    s = x_{t+1} - x_t,  y = g_{t+1} - g_t,
 
-    so that s'B_{t+1}s = s'y (the weak secant equation). While s = 0 (a refused step) B stays. The floor keeps D positive
-    where B is not.
+    so that s'B_{t+1}s = s'y (the weak secant equation). While s = 0 (a refused step) B stays. The floor keeps D
+    positive where B is not.
     """
 
     floor: float = 1e-2
@@ -131,8 +131,8 @@ class Andrei(Metric):
 
 def ema(average: Tensor | None, new: Tensor, beta: float) -> Tensor:
     """beta * average + (1 - beta) * new, from zero, as a new tensor."""
-    # lerp from the average: from `new` it would form 1 - beta in float32, 1e-5 off at beta = 0.999.
-    return new * (1 - beta) if average is None else torch.lerp(average, new, 1 - beta)
+    # 1 - beta is formed here, in double precision: lerp(new, average, beta) would form it in float32.
+    return torch.lerp(new.new_zeros(()) if average is None else average, new, 1 - beta)
 
 
 NAMES: dict[str, type[Metric]] = {"adam": Adam, "adagrad": AdaGrad, "rmsprop": RMSprop, "andrei": Andrei}

@@ -11,7 +11,6 @@ from ..regularizers.base import Regularizer, check_number
 from .base import Params, ProximalOptimizer
 from .evaluation import Closure, loss_and_gradients
 from .metrics import Metric
-from .proximal_step import proximal_point
 
 
 class ProxGEN(ProximalOptimizer):
@@ -71,17 +70,14 @@ class ProxGEN(ProximalOptimizer):
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         """One step on the closure's loss (either kind of closure), or on the gradients that are there."""
         loss = None if closure is None else loss_and_gradients(closure, self._parameters())[0]
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             proposal = self._propose(group, group["momentum"])
             if proposal is None:
                 continue
-            lr, xs = group["lr"], proposal.xs
             if group["weight_decay"]:
-                for x in xs:
-                    x.mul_(1 - lr * group["weight_decay"])
-            steps = [lr] * len(xs) if proposal.diagonal is None else [lr / d for d in proposal.diagonal]
-            zs = proximal_point(xs, proposal.vs, steps, proposal.regularizer, flat=self._flat(xs))
-            torch._foreach_copy_(xs, zs)
+                for x in proposal.xs:
+                    x.mul_(1 - group["lr"] * group["weight_decay"])
+            self._move(number, proposal, group["lr"])
             self._commit(proposal)
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss

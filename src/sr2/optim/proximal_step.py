@@ -30,7 +30,7 @@ class Zero(Regularizer):
         return list(xs)
 
     def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        return []
+        return [torch.zeros((), dtype=torch.float64, device=x.device) for x in xs[:1]]
 
 
 class Parts(NamedTuple):
@@ -88,8 +88,7 @@ def _point(laid: Laid, regularizer: Regularizer) -> list[Tensor]:
 
 
 def _parts(laid: Laid, zs: Sequence[Tensor], regularizer: Regularizer) -> Parts:
-    # z - x of two neighbouring floats is exact or nearly so; products and sums are taken in float64.
-    steps = [(z - x).double() for x, z in zip(laid.xs, zs, strict=True)]
+    steps = [z.double() - x.double() for x, z in zip(laid.xs, zs, strict=True)]
     return Parts(
         vs=_sum([(v.double() * s).sum() for v, s in zip(laid.vs, steps, strict=True)]),
         dR=regularizer.decrease(laid.xs, zs).to(steps[0].device),

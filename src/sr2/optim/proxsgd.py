@@ -12,7 +12,6 @@ from ..regularizers.base import Regularizer, Step, check_compatible, check_numbe
 from .base import Params, ProximalOptimizer
 from .evaluation import Closure, loss_and_gradients
 from .metrics import Metric
-from .proximal_step import proximal_point
 
 
 class ProxSGD(ProximalOptimizer):
@@ -91,7 +90,7 @@ class ProxSGD(ProximalOptimizer):
         loss = None if closure is None else loss_and_gradients(closure, self._parameters())[0]
         self._own["schedule"]["t"] += 1
         t = self._own["schedule"]["t"]
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             proposal = self._propose(group, momentum=0.0)
             if proposal is None:
                 continue
@@ -101,10 +100,9 @@ class ProxSGD(ProximalOptimizer):
                 old = [state.get("v", torch.zeros_like(x)) for x, state in zip(xs, proposal.states, strict=True)]
                 proposal.vs = [_between(v, g, rho) for v, g in zip(old, proposal.gs, strict=True)]
                 proposal.news = [{**new, "v": v} for new, v in zip(proposal.news, proposal.vs, strict=True)]
-            steps = [1.0] * len(xs) if proposal.diagonal is None else [1.0 / d for d in proposal.diagonal]
-            points = proximal_point(xs, proposal.vs, steps, proposal.regularizer, flat=self._flat(xs))
+            kept = self._move(number, proposal, 1.0)
             eps = _falling(group["lr"], t, group["lr_decay"])
-            torch._foreach_copy_(xs, [_between(x, z, eps) for x, z in zip(xs, points, strict=True)])
+            torch._foreach_copy_(xs, [_between(old, z, eps) for old, z in zip(kept, xs, strict=True)])
             self._commit(proposal)
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss

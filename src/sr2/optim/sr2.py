@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -20,12 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..regularizers.base import Regularizer, check_number
 from . import stationarity
-from .base import Params, Proposal, ProximalOptimizer, StepInfo
+from .base import Params, ProximalOptimizer, StepInfo
 from .batch_growth import BatchGrowth, GradientNoise
 from .evaluation import Closure, TwoEvaluations
 from .fused import FusedTrial
 from .metrics import Metric
 from .momentum import forget
+from .proposal import Proposal
 from .proximal_step import Parts
 from .search import Decision, Search
 from .sigma0 import estimate_sigma0
@@ -135,12 +135,12 @@ class SR2(ProximalOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._fused, self._draws = FusedTrial(), False
+        self._draws = False
 
     def _place(self) -> None:
         """sigma and the counters live where decisions are made: on the device if capturable, else as host numbers."""
         super()._place()
-        self._fused, self._draws = FusedTrial(), False
+        self._draws = False
         search, device = self._own["search"], self.param_groups[0]["params"][0].device
         for name, kind, dtype in (("sigma", float, torch.float64), *((c, int, torch.int64) for c in _COUNTS)):
             value = kind(search.get(name, 0))
@@ -230,22 +230,21 @@ class SR2(ProximalOptimizer):
         with GradientNoise(self._parameters() if self.batch_growth else []) as noise:
             loss = evaluations.first(closure)
         self._check_randomness(evaluations)
-        f = loss if objective is None else evaluations.again(objective)
-        proposals = [p for group in self.param_groups if (p := self._propose(group, self.momentum)) is not None]
-        if not proposals:
-            raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
-        trial = self._trial(proposals)
+        trial: Trial | FusedTrial | None = None
         try:
+            f = loss if objective is None else evaluations.again(objective)
+            trial = self._trial(self._proposals())
             parts = trial.move(self._own["search"]["sigma"])
             f_trial = evaluations.again(objective or closure)
             scalars = self._scalars(loss, f, f_trial, parts)
             if not self.capturable:
                 scalars = scalars.cpu()  # the one host read of a step
         except BaseException:  # an interrupt in the trial must not leave x halfway
-            trial.put_back()
+            if trial is not None:
+                trial.put_back()
             evaluations.undo()
             raise
-        eps = _resolution(loss, proposals)
+        eps = self._resolution(loss)
         if self.capturable:
             self._settle_on_device(scalars, eps, trial, evaluations)
         elif not self._batch_passes(scalars, eps, noise):
@@ -254,10 +253,16 @@ class SR2(ProximalOptimizer):
             return None
         return loss
 
+    def _proposals(self) -> list[Proposal]:
+        proposals = [p for group in self.param_groups if (p := self._propose(group, self.momentum)) is not None]
+        if not proposals:
+            raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
+        return proposals
+
     def _trial(self, proposals: list[Proposal]) -> Trial | FusedTrial:
         if self.foreach is None and FusedTrial.fits(proposals):
-            return self._fused.use(proposals)
-        return Trial(proposals, flat=proposals[0].xs[0].is_cuda if self.foreach is None else self.foreach)
+            return self._fused.setdefault(0, FusedTrial()).use(proposals)
+        return Trial(proposals, flat=self._flat(proposals[0].xs))
 
     def _scalars(self, loss: Tensor, f: Tensor, f_trial: Tensor, parts: Parts) -> Tensor:
         """f(x), F's f(x), f(x + s), v's, R(x) - R(x + s), |s|^2: one reduction point, so that processes agree."""
@@ -267,6 +272,11 @@ class SR2(ProximalOptimizer):
             dist.all_reduce(values, group=group)
             values /= dist.get_world_size(group)
         return torch.cat([values, torch.stack(parts)])
+
+    def _resolution(self, loss: Tensor) -> float:
+        """The relative precision in which f is known: the loss's, or float32's where a parameter is below float64."""
+        exact = all(x.dtype == torch.float64 for group in self.param_groups for x in group["params"])
+        return max(torch.finfo(loss.dtype).eps, torch.finfo(torch.float64 if exact else torch.float32).eps)
 
     def _decide(self, scalars: Tensor, eps: float, plain: Tensor) -> tuple[Decision, Tensor]:
         """The decision, and the figures of `StepInfo` in its order."""
@@ -408,9 +418,3 @@ class SR2(ProximalOptimizer):
             f"{broken}; x, sigma and all state are as before the step: skip this batch, or look for what is not finite "
             "in the data or the model"
         )
-
-
-def _resolution(loss: Tensor, proposals: Sequence[Proposal]) -> float:
-    """The relative precision in which f is known: the loss's, or float32's where a parameter is below float64."""
-    exact = all(x.dtype == torch.float64 for p in proposals for x in p.xs)
-    return max(torch.finfo(loss.dtype).eps, torch.finfo(torch.float64 if exact else torch.float32).eps)

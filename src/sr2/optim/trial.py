@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .base import Proposal
+from .proposal import Proposal
 from .proximal_step import Parts, move_to_trial
 
 

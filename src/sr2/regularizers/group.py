@@ -16,10 +16,15 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 Groups = str | Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Grouped(Regularizer):
     lam: float
     groups: Groups = "filters"
+
+    def __repr__(self) -> str:
+        # A function by its name: its address would differ in every process, and checkpoints hold the repr.
+        groups = getattr(self.groups, "__qualname__", repr(self.groups)) if callable(self.groups) else repr(self.groups)
+        return f"{type(self).__name__}(lam={self.lam!r}, groups={groups})"
 
     def __post_init__(self) -> None:
         check_number(self, "lam", self.lam, 0)
@@ -63,7 +68,7 @@ class _Grouped(Regularizer):
         return torch.empty_like(order).scatter_(0, order, changes.cumsum(0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GroupL2(_Grouped):
     """R(x) = lam * sum over groups g of |x_g|_2. Groups of one make it l1; no weight for a group's size.
 
@@ -92,7 +97,7 @@ class GroupL2(_Grouped):
         return x * spread(torch.where(norms <= t, 0.0, (norms - t) / norms).to(x.dtype))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GroupL0(_Grouped):
     """R(x) = lam * #{groups g : x_g != 0}. Groups of one make it l0.
 

@@ -1,0 +1,101 @@
+"""Axes of the figures: their ends, and ticks with texts, the same on paper and on the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from matplotlib.ticker import MaxNLocator
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A label, the two ends and the ticks with their texts."""
+
+    label: str
+    ends: tuple[float, float]
+    ticks: tuple[tuple[float, str], ...]
+    log: bool = False
+
+
+def depth(percent: float) -> float:
+    """How near to 100 %, on a scale that opens up there: -log10 of the share that is left, at most 3.5."""
+    return -math.log10(max(1 - percent / 100, 10**-3.5))
+
+
+def linear(label: str, values: Iterable[float], *, whole: bool = False, percent: bool = False) -> Axis:
+    """An axis around the values; `whole` numbers end where the values do, `percent` has no ticks beyond 0 and 100."""
+    lo, hi = _spread(values, 2.0 if percent else 1e-3)
+    pad = 0.0 if whole else 0.04 * (hi - lo)
+    ticks = MaxNLocator(4, integer=whole, steps=[1, 2, 2.5, 5, 10]).tick_values(lo, hi)
+    inside = [float(t) for t in ticks if lo - pad <= t <= hi + pad and not (percent and not 0 <= t <= 100)]
+    return Axis(label, (lo - pad, hi + pad), _texts(inside))
+
+
+def logarithmic(label: str, values: Iterable[float]) -> Axis:
+    """Ticks at powers of ten, or at 1, 2, 5 times them where those are too few."""
+    lo, hi = _spread(map(math.log10, values), 0.3)
+    lo, hi = lo - 0.04 * (hi - lo), hi + 0.04 * (hi - lo)
+    powers = range(math.floor(lo), math.ceil(hi) + 1)
+    for leaders in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        ticks = [
+            lead * 10.0**power for power in powers for lead in leaders if lo <= math.log10(lead * 10.0**power) <= hi
+        ]
+        if len(ticks) >= 3:
+            break
+    every = math.ceil(len(ticks) / 6)
+    return Axis(label, (10**lo, 10**hi), tuple((t, f"{t:g}") for t in ticks[::every]), log=True)
+
+
+def opening(label: str, depths: Iterable[float]) -> Axis:
+    """The axis of depths, with ticks in percent that keep a distance."""
+    lo, hi = _spread(depths, 0.2)
+    lo, hi = lo - 0.04 * (hi - lo), hi + 0.04 * (hi - lo)
+    ticks: list[float] = []
+    for percent in (
+        0,
+        99.9,
+        99,
+        90,
+        50,
+        98,
+        80,
+        95,
+        70,
+        99.5,
+        85,
+        30,
+        97,
+        93,
+        60,
+        96,
+        88,
+        75,
+        92,
+        99.7,
+        98.5,
+        99.95,
+        94,
+        91,
+    ):
+        apart = min((abs(depth(percent) - depth(other)) for other in ticks), default=math.inf)
+        if lo <= depth(percent) <= hi and apart >= 0.08 * (hi - lo):
+            ticks.append(percent)
+    return Axis(label, (lo, hi), _texts(sorted(ticks), depth))
+
+
+def _spread(values: Iterable[float], least: float = 1e-3) -> tuple[float, float]:
+    known = list(values)
+    lo, hi = min(known), max(known)
+    middle, half = (lo + hi) / 2, max((hi - lo) / 2, least / 2, abs(hi) * 1e-3)
+    return middle - half, middle + half
+
+
+def _texts(ticks: Iterable[float], place: Callable[[float], float] = float) -> tuple[tuple[float, str], ...]:
+    return tuple((place(tick), f"{tick:g}") for tick in ticks)
+
+
+def power(k: int) -> str:
+    """10^k as the text of a tick."""
+    return "1" if k == 0 else f"1e{k}"

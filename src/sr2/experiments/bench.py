@@ -1,0 +1,285 @@
+"""`sr2 bench`: what a step costs, as ratios measured in one process, interleaved and repeated.
+
+Two questions. What does a training step of SR2, ProxGEN and ProxSGD cost against torch's SGD, on the same network,
+batch and precision? And what does the optimizer's own work cost, without the closures, against a copy of the parameters?
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..optim import SR2, CapturedStep, ProxGEN, ProximalOptimizer, ProxSGD
+from ..regularizers import L0, L1, Regularizer
+from .models import build
+
+Body = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Time a training step against torch's SGD, and the optimizer's own work against a copy."""
+
+    device: str = "cpu"
+    """cpu or cuda."""
+    model: str = "cnn"
+    """The network."""
+    size: int = 8
+    """Images are size x size; three channels, or one for 8 x 8 and 28 x 28."""
+    batch: int = 128
+    """Images a step."""
+    precision: str = "fp32"
+    """fp32, tf32 or bf16 (autocast)."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
+    capture: bool = True
+    """On CUDA, replay whole steps as CUDA graphs, SGD's too."""
+    steps: int = 10
+    """Steps a timing."""
+    repeats: int = 9
+    """Timings of each, interleaved; the median counts."""
+    parameters: tuple[int, ...] = (10**6, 10**7)
+    """Sizes at which the optimizer's own work is timed."""
+    out: Path | None = None
+    """Where to write the figures as JSON."""
+
+
+@dataclass
+class Timing:
+    """Seconds of one thing, once each repeat."""
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    peak_bytes: int | None = None
+    host_reads: int | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def run(config: BenchConfig) -> dict[str, Any]:
+    """All figures of one configuration, as plain data."""
+    device = torch.device(config.device)
+    figures: dict[str, Any] = {
+        "config": {**asdict(config), "out": None},
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads",
+        "training": _rows(time_training(config, device), "sgd"),
+        "own_work": [],
+    }
+    for n in config.parameters:
+        timings = time_own_work(n, device, config.repeats)
+        figures["own_work"].append({"parameters": n, "rows": _rows(timings, "sgd")})
+    if config.out is not None:
+        config.out.write_text(json.dumps(figures, indent=1) + "\n")
+    return figures
+
+
+def _rows(timings: Sequence[Timing], base: str) -> list[dict[str, Any]]:
+    reference = next(t for t in timings if t.name == base)
+    rows = []
+    for t in timings:
+        ratios = [a / b for a, b in zip(t.seconds, reference.seconds, strict=True)]
+        rows.append(
+            {
+                "name": t.name,
+                "milliseconds": 1e3 * t.median,
+                "ratio": statistics.median(ratios),
+                "ratio_low": min(ratios),
+                "ratio_high": max(ratios),
+                "peak_bytes": t.peak_bytes,
+                "host_reads": t.host_reads,
+            }
+        )
+    return rows
+
+
+# ---- a training step
+
+
+def time_training(config: BenchConfig, device: torch.device) -> list[Timing]:
+    """A whole step on random images: SGD, SR2 with l1 and l0, ProxGEN, ProxSGD."""
+    makers: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+        "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, fused=device.type == "cuda", foreach=None),
+        "sr2 l1": lambda m: SR2(m, L1(1e-4), sigma=1e3, capturable=_captures(config, device)),
+        "sr2 l0": lambda m: SR2(m, L0(1e-6), sigma=1e3, capturable=_captures(config, device)),
+        "proxgen l1": lambda m: ProxGEN(m, L1(1e-4), 1e-3, capturable=_captures(config, device)),
+        "proxsgd l1": lambda m: ProxSGD(m, L1(1e-4), rho=None, metric=None, capturable=_captures(config, device)),
+    }
+    bodies, timings = [], []
+    for name, make in makers.items():
+        body, timing = _training_body(config, device, make), Timing(name)
+        timing.peak_bytes = _peak(body, device)
+        timing.host_reads = host_reads(body) if device.type == "cuda" else None
+        bodies.append(body)
+        timings.append(timing)
+    interleave(bodies, timings, config, device)
+    return timings
+
+
+def _captures(config: BenchConfig, device: torch.device) -> bool:
+    return config.capture and device.type == "cuda"
+
+
+def _training_body(
+    config: BenchConfig, device: torch.device, make: Callable[[nn.Module], torch.optim.Optimizer]
+) -> Body:
+    channels = 1 if config.size in (8, 28) else 3
+    torch.manual_seed(0)
+    model = build(config.model, 10, (channels, config.size, config.size)).to(device)
+    x = torch.randn(config.batch, channels, config.size, config.size, device=device)
+    y = torch.randint(0, 10, (config.batch,), device=device)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        kind = "tf32" if config.precision == "tf32" else "ieee"
+        torch.backends.cuda.matmul.fp32_precision = kind
+        torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        x = x.to(memory_format=torch.channels_last)
+    forward = torch.compile(model) if config.compile else model
+    optimizer = make(model)
+
+    def loss() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+            return F.cross_entropy(forward(x).float(), y)
+
+    def step() -> Tensor:
+        if isinstance(optimizer, ProximalOptimizer):
+            return optimizer.step(loss)  # type: ignore[return-value, arg-type]
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return value
+
+    if not _captures(config, device):
+        return step
+    if isinstance(optimizer, ProximalOptimizer):
+        return CapturedStep(optimizer, step)
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def replay(_kept: Body = step) -> None:  # the graph reads the step's tensors, so they must live as long
+        graph.replay()
+
+    return replay
+
+
+# ---- the optimizer's own work
+
+
+def time_own_work(n: int, device: torch.device, repeats: int) -> list[Timing]:
+    """A step whose closure costs nothing, on n float32 parameters in one tensor, and a copy of them."""
+    x = nn.Parameter(0.01 * torch.randn(n, device=device))
+    v = 1e-3 * torch.randn(n, device=device)
+    target = torch.empty_like(x)
+    sgd = torch.optim.SGD([x], lr=1e-6, foreach=True)
+    loss = torch.ones((), device=device)
+
+    def closure() -> Tensor:
+        x.grad = v
+        return loss
+
+    def step_sgd() -> None:
+        x.grad = v
+        sgd.step()
+
+    def sr2(regularizer: Regularizer, **options: Any) -> Body:
+        # So short a step that the constant loss accepts it: within the rounding slack, as at convergence.
+        optimizer = SR2([x], regularizer, sigma=1e9, capturable=device.type == "cuda", **options)
+        return lambda: optimizer.step(closure)
+
+    with torch.no_grad():
+        bodies: dict[str, Body] = {
+            "copy": lambda: target.copy_(x.detach()),
+            "sgd": step_sgd,
+            "sr2 l1": sr2(L1(1e-4)),
+            "sr2 l0": sr2(L0(1e-12)),
+        }
+        if device.type == "cuda":
+            bodies["sr2 l1, no kernel"] = sr2(L1(1e-4), foreach=True)
+        timings = [Timing(name) for name in bodies]
+        for body, timing in zip(bodies.values(), timings, strict=True):
+            timing.peak_bytes = _peak(body, device)
+        few = BenchConfig(device=str(device), steps=3, repeats=repeats)
+        interleave(list(bodies.values()), timings, few, device)
+    return timings
+
+
+# ---- measuring
+
+
+def interleave(bodies: Sequence[Body], timings: Sequence[Timing], config: BenchConfig, device: torch.device) -> None:
+    """Time each in turn, again and again: what else the machine does then falls on all alike."""
+    for body in bodies:
+        body()
+    for _ in range(config.repeats):
+        for body, timing in zip(bodies, timings, strict=True):
+            _wait(device)
+            started = time.perf_counter()
+            for _ in range(config.steps):
+                body()
+            _wait(device)
+            timing.seconds.append((time.perf_counter() - started) / config.steps)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _peak(body: Body, device: torch.device) -> int | None:
+    """The most device memory that a step needs beyond what is there between steps."""
+    if device.type != "cuda":
+        return None
+    body()
+    _wait(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    body()
+    _wait(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+class _HostReads(TorchDispatchMode):
+    """Counts what makes the host wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        source = next((a for a in args if isinstance(a, Tensor)), None)
+        if source is not None and source.is_cuda:
+            reads = func.overloadpacket.__name__ in ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero")
+            self.count += reads or (isinstance(out, Tensor) and out.device.type == "cpu")
+        return out
+
+
+def host_reads(body: Body) -> int:
+    """How often one step makes the host wait for the device."""
+    with _HostReads() as reads:
+        body()
+    return int(reads.count)

@@ -1,0 +1,45 @@
+"""One group's tensors during a step, and what becomes of its state when the step is decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..regularizers.base import Regularizer
+from .metrics import State
+
+
+@dataclass
+class Proposal:
+    """One group's tensors during a step: x, g, v, the diagonal of the metric, and the states to come."""
+
+    group: dict[str, Any]
+    regularizer: Regularizer
+    xs: list[Tensor]
+    gs: list[Tensor]
+    vs: list[Tensor]
+    diagonal: list[Tensor] | None
+    states: list[State]
+    news: list[State]
+
+    def commit(self) -> None:
+        """The new momentum and metric replace the old."""
+        for state, new in zip(self.states, self.news, strict=True):
+            state.update(new)
+
+    def commit_on_device(self, sound: Tensor, forget_momentum: Tensor) -> None:
+        """`commit` where `sound`, in place, so that a graph's replay finds its state; and a restart of momentum."""
+        for x, state, new in zip(self.xs, self.states, self.news, strict=True):
+            for name, value in new.items():
+                if not isinstance(value, Tensor):
+                    value = torch.full((), value, dtype=torch.float64, device=x.device)
+                if name not in state:
+                    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                        raise RuntimeError("momentum and metrics need a step before a CUDA graph is captured")
+                    state[name] = torch.zeros_like(value)
+                if name.startswith("momentum"):
+                    value = torch.where(forget_momentum, 0.0, value)
+                state[name].copy_(torch.where(sound, value, state[name]))

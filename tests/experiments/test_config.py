@@ -1,0 +1,147 @@
+"""RunConfig: keys that last, names with the closest, combinations that are refused before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import sr2
+from sr2.experiments.config import (
+    OPTIMIZERS,
+    OPTIONS,
+    REGULARIZERS,
+    RunConfig,
+    checked,
+    make_optimizer,
+    make_regularizer,
+)
+from sr2.experiments.errors import UserError
+
+
+def test_every_exported_regularizer_and_optimizer_has_a_name() -> None:
+    exported = [c for n in sr2.__all__ if isinstance(c := getattr(sr2, n), type)]
+    assert set(REGULARIZERS.values()) == {c for c in exported if issubclass(c, sr2.Regularizer)} - {sr2.Regularizer}
+    assert set(OPTIMIZERS.values()) == {c for c in exported if issubclass(c, torch.optim.Optimizer)}
+    tricky = {
+        "l0_ball": sr2.L0Ball,
+        "group_l2": sr2.GroupL2,
+        "elastic_net": sr2.ElasticNet,
+        "nm": sr2.NM,
+        "mcp": sr2.MCP,
+    }
+    assert {name: REGULARIZERS[name] for name in tricky} == tricky
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_option_of_an_optimizer_is_a_setting(name: str) -> None:
+    elsewhere = {"params", "regularizer", "penalize", "foreach", "capturable", "epsilon", "batch_growth"}
+    assert set(inspect.signature(OPTIMIZERS[name]).parameters) - elsewhere <= set(OPTIONS)
+
+
+def test_the_key_is_readable_and_lasts() -> None:
+    assert RunConfig().key == "digits-cnn-sr2-l1-0.001-s0-78a45cb3e3"
+    assert RunConfig(regularizer="nm").key.startswith("digits-cnn-sr2-nm-s0-")
+    assert "/" not in RunConfig(data="my.mod:fn", model="x:y").key
+    assert ":" not in RunConfig(data="my.mod:fn", model="x:y").key
+
+
+def test_the_key_tells_every_field_apart() -> None:
+    other = dict.fromkeys(OPTIONS, 0.5) | {
+        "data": "cifar10",
+        "model": "mlp",
+        "optimizer": "proxgen",
+        "regularizer": "l0",
+        "lam": 0.5,
+        "reg": ("p=1",),
+        "penalize": "all",
+        "epochs": 1,
+        "batch": 1,
+        "seed": 1,
+        "metric": "adam",
+        "augment": False,
+        "precision": "bf16",
+        "compile": True,
+        "device": "cuda",
+    }
+    assert set(other) == {f.name for f in dataclasses.fields(RunConfig)}
+    keys = {dataclasses.replace(RunConfig(), **{name: value}).key for name, value in other.items()}
+    assert len(keys | {RunConfig().key}) == len(other) + 1
+
+
+def test_a_config_survives_json() -> None:
+    config = RunConfig(regularizer="l0_ball", reg=("density=0.1",), sigma=3.0, rho="none")
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert RunConfig.from_dict({}) == RunConfig()
+    with pytest.raises(UserError, match="did you mean epochs"):
+        RunConfig.from_dict({"epoch": 3})
+
+
+def test_constants_reach_the_regularizer() -> None:
+    def made(name: str, *reg: str, **settings: float) -> object:
+        return make_regularizer(RunConfig(regularizer=name, reg=reg, **settings))
+
+    assert made("l1", lam=0.5) == sr2.L1(0.5)
+    assert made("lp", "p=0.5") == sr2.Lp(1e-3, 0.5)
+    assert made("nm", "n=1", "m=2") == sr2.NM(1, 2)
+    assert made("l0_ball", "density=0.1") == sr2.L0Ball(density=0.1)
+    assert made("group_l2", "groups=rows") == sr2.GroupL2(1e-3, "rows")
+    assert made("box", "lo=-1", "hi=inf") == sr2.Box(-1, float("inf"))
+    assert made("none") is None
+    assert made("sr2:L0") == sr2.L0(1e-3)
+
+
+def test_options_reach_the_optimizer() -> None:
+    made = make_optimizer(RunConfig(sigma=7.0, momentum=0.9, metric="adam"), nn.Linear(2, 2))
+    assert isinstance(made, sr2.SR2)
+    assert made.sigma == 7.0
+    off = make_optimizer(RunConfig(optimizer="proxsgd", rho="none", metric="none"), nn.Linear(2, 2))
+    assert off.metric is None
+    assert off.param_groups[0]["rho"] is None
+
+
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "an unknown optimizer": ({"optimizer": "sg2"}, "did you mean sr2.*proxgen, proxsgd"),
+    "an unknown regularizer": ({"regularizer": "elastic"}, "did you mean elastic_net.*known are .*l0_ball.*none"),
+    "unknown data": ({"data": "digit"}, "did you mean digits"),
+    "an unknown network": ({"model": "resnet43"}, "did you mean resnet34"),
+    "an unknown metric": ({"metric": "adm"}, "did you mean 'adam'"),
+    "a device that is not there": ({"device": "cuda:77"}, "no device 'cuda:77'"),
+    "no device at all": ({"device": "gpu"}, "use cpu, cuda"),
+    "tf32 on a CPU": ({"precision": "tf32"}, "use fp32 or bf16"),
+    "an unknown precision": ({"precision": "fp8"}, "one of fp32, tf32, bf16"),
+    "proxsgd with l0": ({"optimizer": "proxsgd", "regularizer": "l0"}, "not convex.*ProxSGD.*use SR2 or ProxGEN"),
+    "a metric with a budget": (
+        {"metric": "adam", "regularizer": "l0_ball", "reg": ("density=0.1",)},
+        "not separable.*use metric=None",
+    ),
+    "an option of another": ({"optimizer": "proxsgd", "sigma": 1.0}, "no option sigma: its options are .*rho_decay"),
+    "lr for sr2": ({"lr": 0.1}, "sr2 has no option lr"),
+    "a wrong option": ({"eta1": 2.0}, "eta1"),
+    "a wrong lambda": ({"lam": -1.0}, "lam must be"),
+    "lambda for one without": ({"regularizer": "nm", "lam": 0.1}, "nm has no lam"),
+    "a missing constant": ({"regularizer": "lp"}, "--reg p="),
+    "missing constants": ({"regularizer": "elastic_net"}, "--reg lam1=… lam2=…"),
+    "an unknown constant": ({"regularizer": "lp", "reg": ("q=1",)}, "no constant 'q': its constants are p"),
+    "a constant for none": ({"reg": ("p=1",)}, "it takes none"),
+    "no constant": ({"reg": ("half",)}, "key=value"),
+    "lambda as a constant": ({"reg": ("lam=1",)}, "use --lam"),
+    "no epochs": ({"epochs": 0}, "epochs must be at least 1"),
+    "a negative seed": ({"seed": -1}, "seed must be at least 0"),
+    "penalize nothing": ({"penalize": "biases"}, "'weights' or 'all'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_anything_starts(case: str) -> None:
+    settings, words = REFUSED[case]
+    with pytest.raises(UserError, match=words):
+        checked(RunConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_auto_is_resolved_before_the_key() -> None:
+    assert checked(RunConfig(device="auto")).device in ("cpu", "cuda")

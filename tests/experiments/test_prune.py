@@ -1,0 +1,96 @@
+"""The pruning sweep against a slow one, and the weights that stay as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sr2.cli import main
+from sr2.experiments.config import RunConfig
+from sr2.experiments.data import load
+from sr2.experiments.evaluate import accuracy, recalibrate_
+from sr2.experiments.problem import Problem
+from sr2.experiments.prune import sweep
+from sr2.experiments.store import WEIGHTS, find_runs, read_weights
+
+
+def problem(model: str) -> Problem:
+    return Problem(RunConfig(model=model))
+
+
+def test_the_sweep_is_the_slow_one() -> None:
+    made = problem("mlp")
+    before = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
+    found = sweep(made)
+    assert [row["k"] for row in found["rows"]] == list(range(1, 9))
+    for row in found["rows"]:
+        assert row["alpha"] == float(f"1e-{row['k']}")
+        pruned = {n: torch.where(t.abs() <= row["alpha"], 0.0, t) for n, t in before.items()}
+        zeros = sum(int((t == 0).sum()) for t in pruned.values())
+        assert row["sparsity_pct"] == pytest.approx(100 * zeros / 17226)
+        made.model.load_state_dict(pruned)
+        assert row["accuracy"] == row["accuracy_recalibrated"] == accuracy(made)[1]  # no batch-norm to estimate
+    made.model.load_state_dict(before)
+    assert found["unpruned"] == {"accuracy": accuracy(made)[1], "sparsity_pct": 0.0}
+
+
+def test_the_network_has_its_weights_and_statistics_again() -> None:
+    made = problem("cnn")
+    before = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
+    momenta = [m.momentum for m in made.model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    sweep(made)
+    assert all(torch.equal(before[name], tensor) for name, tensor in made.model.state_dict().items())
+    assert [m.momentum for m in made.model.modules() if isinstance(m, torch.nn.BatchNorm2d)] == momenta
+
+
+def test_statistics_are_estimated_over_all_training_images_as_they_are() -> None:
+    made = problem("cnn")
+    conv, norm = made.model[0], made.model[1]  # type: ignore[index]
+    norm.running_mean.fill_(99.0)
+    assert recalibrate_(made)
+    data = load("digits")
+    x = (data.train_images.float() / 255 - data.mean[0]) / data.std[0]
+    with torch.no_grad():
+        batches = [conv(part) for part in x.split(500)]
+    mean = torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0)
+    variance = torch.stack([b.var((0, 2, 3)) for b in batches]).mean(0)
+    torch.testing.assert_close(norm.running_mean, mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(norm.running_var, variance, rtol=1e-4, atol=1e-5)
+    assert not made.model.training
+    assert not norm.training
+
+
+def test_sr2_prune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--epochs", "1", "--batch", "400"]) == 0
+    (record,) = find_runs([Path("runs")])
+    written = (record.path / "prune.json").read_bytes()
+    weights = (record.path / WEIGHTS).read_bytes()
+    (record.path / "prune.json").unlink()
+    capsys.readouterr()
+    assert main(["prune", str(record.path)]) == 0
+    assert "1e-8" in capsys.readouterr().out
+    assert (record.path / "prune.json").read_bytes() == written  # what the end of the training found
+    assert (record.path / WEIGHTS).read_bytes() == weights
+
+    (record.path / WEIGHTS).unlink()
+    assert main(["prune", str(record.path)]) == 2
+    assert "weights.safetensors is not there" in capsys.readouterr().err
+    assert main(["prune", str(tmp_path)]) == 2
+    assert main(["prune", "nowhere"]) == 2
+    assert "nowhere does not exist" in capsys.readouterr().err
+
+
+def test_weights_of_another_network_are_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--epochs", "1", "--batch", "400", "--model", "mlp"]) == 0
+    (record,) = find_runs([Path("runs")])
+    text = (record.path / "config.json").read_text()
+    (record.path / "config.json").write_text(text.replace('"mlp"', '"cnn"'))
+    assert len(read_weights(record.path)) == 6
+    assert main(["prune", "runs"]) == 2
+    assert "do not fit its network cnn" in capsys.readouterr().err

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sr2.experiments import config, paper, recipes
+from sr2.experiments.errors import UserError
+
+PUBLISHED = json.loads(Path(paper.__file__).with_name("paper_tables.json").read_text())["cells"]
+
+
+def test_one_recipe_for_each_published_cell() -> None:
+    assert len(recipes.cells()) == len(PUBLISHED) == 45
+    for row, (name, cell) in zip(PUBLISHED, recipes.cells().items(), strict=True):
+        run = recipes.recipe(name)
+        for ours, theirs in (("data", "dataset"), ("model", "network"), ("optimizer", "optimizer"), ("lam", "lam")):
+            assert getattr(run, ours) == getattr(cell, ours) == row[theirs]
+        assert run.regularizer == cell.regularizer == row["regularizer"]
+
+
+@pytest.mark.parametrize("name", recipes.cells())
+def test_every_recipe_has_the_papers_settings_and_can_be_run(name: str) -> None:
+    run = config.checked(recipes.recipe(name))
+    assert (run.penalize, run.epochs, run.batch, run.metric) == ("all", 300, 128, "none")
+    if run.optimizer == "sr2":
+        assert (run.sigma, run.eta1, run.eta2, run.gamma1, run.gamma3, run.momentum) == (41, 7.5e-4, 0.99, 5.56, 0.8, 0)
+    elif run.optimizer == "proxgen":
+        assert (run.lr, run.momentum) == (1e-3, 0)
+    else:
+        assert (run.optimizer, run.lr, run.lr_decay, run.rho) == ("proxsgd", 0.06, 0.5, "none")
+
+
+def test_the_names_are_those_a_user_types() -> None:
+    assert {"cifar10-resnet34-sr2-l1-1e-4", "cifar100-densenet201-proxgen-l0-1e-2"} <= set(recipes.cells())
+
+
+def test_an_unknown_cell_names_the_closest() -> None:
+    with pytest.raises(UserError, match=r"did you mean cifar10-resnet34-sr2-l1-1e-4\?.*all 45"):
+        recipes.recipe("cifar10-resnet34-sr2-l1-1e4")

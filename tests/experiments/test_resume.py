@@ -1,0 +1,144 @@
+"""A run that is stopped, killed or resumed ends in the same bits as an undisturbed one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sr2.experiments.config import RunConfig, checked
+from sr2.experiments.store import WEIGHTS, RunStore, read_run
+from sr2.experiments.train import StoppedError, StopSignals, Trainer
+
+NET = """
+from torch import nn
+def net():  # batch-norm and dropout: buffers and random numbers must be resumed too
+    features = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
+    return nn.Sequential(*features, nn.Flatten(), nn.Dropout(0.2), nn.Linear(288, 10))
+"""
+
+
+def same_run(one: Path, other: Path) -> None:
+    def rows(folder: Path) -> list[dict[str, Any]]:
+        return [{**row, "seconds": None} for row in read_run(folder).metrics]
+
+    assert rows(one) == rows(other)
+    assert (one / WEIGHTS).read_bytes() == (other / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"momentum": 0.9},
+        {"metric": "andrei", "regularizer": "l0"},
+        {"optimizer": "proxgen", "momentum": 0.9, "metric": "adam"},
+        {"optimizer": "proxsgd"},
+    ],
+)
+def test_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    (tmp_path / "dropnet.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    config = checked(RunConfig(model="dropnet:net", epochs=2, batch=400, **settings))
+
+    def run(root: str, stops: set[int]) -> Path:
+        store, steps = RunStore(tmp_path / root, config), 0
+        with store.locked():
+            while store.result is None:
+                stop = StopSignals()
+
+                def on_step(stop: StopSignals = stop) -> None:
+                    nonlocal steps
+                    steps += 1
+                    stop.asked = steps in stops
+
+                trainer = Trainer(config, store, stop)
+                store.start()
+                with contextlib.suppress(StoppedError):
+                    list(trainer.run(on_step))
+        assert steps == 6
+        return store.path
+
+    same_run(run("undisturbed", set()), run("stopped", {1, 3, 5, 6}))
+
+
+def test_the_second_signal_is_immediate() -> None:
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_real_signals_at_random_moments(tmp_path: Path) -> None:
+    seed = time.time_ns() % 10**6
+    chance = random.Random(seed)
+    print(f"moments of seed {seed}")
+    (tmp_path / "dropnet.py").write_text(NET)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # the number of threads decides the bits, too
+    flags = ["--model", "dropnet:net", "--epochs", "3", "--batch", "16", "--momentum", "0.9", "--regularizer", "l0"]
+
+    def start(runs: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "sr2", "train", *flags, "--runs", runs]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+    undisturbed = start("undisturbed")
+    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
+        process = start("disturbed")
+        assert process.stdout is not None
+        process.stdout.readline()  # "SR2 l0 … on digits": from here on it trains
+        time.sleep(chance.uniform(0, 0.6))
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+        if number == signal.SIGKILL:
+            assert process.returncode in (-9, 0)
+        elif process.returncode != 0:
+            assert process.returncode == 130
+            assert "and saved: run the same command to go on" in error
+            assert "Traceback" not in error
+    last = start("disturbed")
+    out, error = last.communicate(timeout=60)
+    assert (last.returncode, error) == (0, ""), out
+    assert undisturbed.wait(timeout=60) == 0
+    undisturbed.communicate()
+    (one,), (other,) = (list((tmp_path / name).iterdir()) for name in ("undisturbed", "disturbed"))
+    same_run(one, other)
+    assert not [p.name for p in other.glob(".*.*")]
+
+
+def test_a_run_goes_on_from_the_previous_checkpoint(tmp_path: Path) -> None:
+    config = checked(RunConfig(model="mlp", epochs=3, batch=400))
+    stores = [RunStore(tmp_path / name, config) for name in ("undisturbed", "damaged")]
+    for store in stores:
+        with store.locked():
+            trainer = Trainer(config, store, StopSignals())
+            store.start()
+            rows = trainer.run()
+            next(rows), next(rows)
+            if store is stores[1]:
+                (store.path / "checkpoint.pt").unlink()
+                trainer = Trainer(config, store, StopSignals())
+                assert trainer.epoch == 1
+                rows = trainer.run()
+            assert len(list(rows)) == 3 - (2 if store is stores[0] else 1)
+    same_run(stores[0].path, stores[1].path)
+
+
+def test_the_optimizer_state_is_in_the_checkpoint(tmp_path: Path) -> None:
+    config = checked(RunConfig(model="mlp", epochs=1, batch=400))
+    store = RunStore(tmp_path, config)
+    with store.locked():
+        trainer = Trainer(config, store, StopSignals())
+        store.start()
+        list(trainer.run())
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert state["optimizer"]["state"]["search"]["accepted"] == 3

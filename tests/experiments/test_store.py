@@ -1,0 +1,188 @@
+"""The run folder: whole files at any moment, named errors, checkpoints that can be trusted."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sr2.experiments import store as store_module
+from sr2.experiments.config import RunConfig
+from sr2.experiments.errors import UserError
+from sr2.experiments.store import CHECKPOINT, PREVIOUS, RunStore, find_runs, read_run, read_weights
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    made = RunStore(tmp_path / "run", RunConfig())
+    with made.locked():
+        made.start()
+    return made
+
+
+def state(epoch: int) -> dict[str, object]:
+    return {"epoch": epoch, "weights": torch.arange(1000.0) + epoch, "rows": [{"rho": None}]}
+
+
+def test_a_checkpoint_comes_back_and_torch_reads_it_too(store: RunStore) -> None:
+    assert store.load_checkpoint() is None
+    store.save_checkpoint(state(1))
+    store.save_checkpoint(state(2))
+    loaded = store.load_checkpoint()
+    assert loaded is not None
+    assert loaded["epoch"] == 2
+    assert torch.equal(loaded["weights"], torch.arange(1000.0) + 2)
+    assert torch.load(store.path / CHECKPOINT, weights_only=True)["epoch"] == 2
+    assert torch.load(store.path / PREVIOUS, weights_only=True)["epoch"] == 1
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "cut short", "empty", "something else"])
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_kept(store: RunStore, damage: str) -> None:
+    store.save_checkpoint(state(1))
+    store.save_checkpoint(state(2))
+    path = store.path / CHECKPOINT
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(
+        {
+            "a flipped bit": bytes(content),
+            "cut short": path.read_bytes()[:-300],
+            "empty": b"",
+            "something else": b"x" * 99,
+        }[damage]
+    )
+    with pytest.raises(UserError, match=rf"{path} is damaged: delete it to go on from .*{PREVIOUS}"):
+        store.load_checkpoint()
+    path.unlink()
+    assert store.load_checkpoint()["epoch"] == 1  # type: ignore[index]
+    (store.path / PREVIOUS).write_bytes(b"")
+    with pytest.raises(UserError, match="delete it to start the run again"):
+        store.load_checkpoint()
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch exploded",)
+
+
+def test_loading_a_checkpoint_executes_nothing(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store.save_checkpoint({"bomb": Bomb()})  # with a right checksum
+    with pytest.raises(UserError, match="is damaged"):
+        store.load_checkpoint()
+    pickle.loads(pickle.dumps(Bomb()))  # it would have
+    assert (tmp_path / "exploded").exists()
+
+
+def names(store: RunStore) -> set[str]:
+    return {path.name for path in store.path.iterdir()}
+
+
+@pytest.mark.parametrize("trouble", ["the disk is full", "a limit of the system"])
+def test_a_full_disk_is_named_and_leaves_the_state_before(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    store.save_checkpoint(state(1))
+    before = names(store)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        if trouble == "the disk is full":
+            patch.setattr(os, "fsync", full)
+            words = "No space left on device"
+        else:
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+            words = "File too large"
+        try:
+            with pytest.raises(UserError, match=f"{CHECKPOINT} cannot be written: {words}"):
+                store.save_checkpoint(state(2))
+        finally:
+            if trouble != "the disk is full":
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(store) == before
+    assert store.load_checkpoint()["epoch"] == 1  # type: ignore[index]
+
+
+def test_what_a_killed_process_left_is_swept_up(store: RunStore) -> None:
+    (store.path / f".{CHECKPOINT}.abc").write_bytes(b"half")
+    with store.locked():
+        assert names(store) == {".lock", "config.json", "env.json"}
+
+
+def test_a_second_process_is_kept_out(store: RunStore) -> None:
+    code = (
+        "import sys; from pathlib import Path; from sr2.experiments.store import RunStore;"
+        "from sr2.experiments.config import RunConfig\n"
+        "with RunStore(Path(sys.argv[1]), RunConfig()).locked(): pass"
+    )
+    command = [sys.executable, "-c", code, str(store.path)]
+    with store.locked():
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert "is being trained by another process" in done.stderr
+    with store.locked():
+        pass  # the lock went with the block
+
+
+def test_metrics_are_lines_of_json(store: RunStore) -> None:
+    store.write_metrics([{"epoch": 1, "R": None}, {"epoch": 2, "R": 0.5}])
+    record = read_run(store.path)
+    assert [row["epoch"] for row in record.metrics] == [1, 2]
+    assert record.result is None
+    assert record.env["threads"] == torch.get_num_threads()
+    assert {"commit", "python", "torch", "numpy", "sr2", "device", "cpu_count", "started"} <= set(record.env)
+
+
+def test_a_resumed_run_keeps_its_first_start(store: RunStore) -> None:
+    env = json.loads((store.path / "env.json").read_text())
+    (store.path / "env.json").write_text(json.dumps({**env, "started": "then"}))
+    store.start()
+    record = read_run(store.path)
+    assert (record.env["started"], record.env["resumed"]) == ("then", 1)
+
+
+def test_a_folder_that_is_not_a_run_is_said_to_be_so(tmp_path: Path, store: RunStore) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"empty is not a run: it has no config.json"):
+        read_run(tmp_path / "empty")
+    with pytest.raises(UserError, match="empty has no run in it"):
+        find_runs([tmp_path / "empty"])
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        find_runs([tmp_path / "nowhere"])
+    assert find_runs([tmp_path / "empty"], missing_ok=True) == []
+    assert [r.path.name for r in find_runs([tmp_path, store.path])] == ["run"]
+    with pytest.raises(UserError, match=r"weights\.safetensors is not there"):
+        read_weights(store.path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("config.json", "{"), ("config.json", "[1]"), ("config.json", '{"epoch": 1}'), ("metrics.jsonl", "{}\n{")],
+)
+def test_a_damaged_file_is_named(store: RunStore, file: str, content: str) -> None:
+    (store.path / file).write_text(content)
+    with pytest.raises(UserError, match=file):
+        read_run(store.path)
+
+
+def test_tied_tensors_are_written_under_each_name(store: RunStore) -> None:
+    shared = torch.randn(3, 4).t()  # not contiguous either
+    store.write_weights({"a": shared, "b": shared})
+    read = read_weights(store.path)
+    assert torch.equal(read["a"], shared)
+    assert torch.equal(read["b"], shared)
+    (store.path / store_module.WEIGHTS).write_bytes(b"junk")
+    with pytest.raises(UserError, match="is damaged"):
+        read_weights(store.path)

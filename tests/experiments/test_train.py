@@ -1,0 +1,220 @@
+"""`sr2 train` on the embedded digits: its files, its numbers, its words."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sr2 import SR2, sparsity
+from sr2.cli import main
+from sr2.experiments.config import RunConfig, make_optimizer
+from sr2.experiments.data import Batches, eval_batches, load
+from sr2.experiments.models import build
+from sr2.experiments.store import find_runs, read_run, read_weights
+
+ROW = [
+    *(
+        "epoch",
+        "steps",
+        "loss",
+        "R",
+        "objective",
+        "train_accuracy",
+        "test_loss",
+        "test_accuracy",
+        "zero_pct",
+        "small_pct",
+    ),
+    *("sigma", "rho", "accepted", "refused", "null", "seconds"),
+]
+
+
+def train(*flags: str) -> int:
+    return main(["train", "--model", "mlp", "--epochs", "2", "--batch", "200", *flags])
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def only_run() -> Path:
+    (record,) = find_runs([Path("runs")])
+    return record.path
+
+
+def test_a_run_leaves_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train() == 0
+    said = capsys.readouterr().out
+    assert "epoch 2/2" in said
+    assert "accepted 100 %" in said
+    folder = only_run()
+    told = {"config.json", "env.json", "metrics.jsonl", "result.json", "prune.json", "weights.safetensors"}
+    assert {p.name for p in folder.iterdir()} == {*told, "checkpoint.pt", "checkpoint.previous.pt", ".lock"}
+    record = read_run(folder)
+    assert record.config == RunConfig(model="mlp", epochs=2, batch=200)
+    assert folder.name == record.config.key
+    assert [list(row) for row in record.metrics] == [ROW, ROW]
+    last, result, prune = record.metrics[-1], record.result, record.prune
+    assert result is not None
+    assert prune is not None
+    assert (last["epoch"], last["steps"], last["accepted"], last["refused"], last["null"]) == (2, 14, 7, 0, 0)
+    assert last["objective"] == last["loss"] + last["R"]
+    assert result["accuracy"] == last["test_accuracy"] == prune["unpruned"]["accuracy"]
+    assert result["zero_pct"] == last["zero_pct"] == prune["unpruned"]["sparsity_pct"]
+    assert (result["epochs"], result["stopped"], result["parameters"]) == (2, "epochs", 17226)
+    histogram = result["histogram"]
+    assert len(histogram["log10_edges"]) == len(histogram["counts"]) + 1 == 41
+    assert sum(histogram["counts"]) + histogram["zeros"] == 17226 == sum(layer["total"] for layer in result["layers"])
+    assert sum(layer["zeros"] for layer in result["layers"]) == histogram["zeros"]
+
+
+def test_the_numbers_are_those_of_a_plain_loop() -> None:
+    assert train("--lam", "0.01") == 0
+    record = read_run(only_run())
+    dataset = load("digits")
+    torch.manual_seed(0)
+    model = build("mlp", 10, (1, 8, 8))
+    optimizer = make_optimizer(record.config, model)
+    assert isinstance(optimizer, SR2)
+    batches = Batches(dataset, 200, "cpu", seed=0)
+    for epoch, row in enumerate(record.metrics):
+        losses, rhos, correct = [], [], 0
+        for x, y in batches.epoch(epoch):
+            correct += int((model(x).argmax(1) == y).sum())
+            losses.append(float(optimizer.step(lambda x=x, y=y: F.cross_entropy(model(x), y))))
+            rhos.append(optimizer.last_step.rho)  # type: ignore[union-attr]
+        with torch.no_grad():
+            ((x, y),) = eval_batches(dataset, 360, "cpu")
+            logits = model(x)
+        weights = [p for p in model.parameters() if p.dim() == 2]
+        assert row["loss"] == pytest.approx(sum(losses) / 7, rel=1e-12)
+        assert row["rho"] == pytest.approx(sum(rhos) / 7, rel=1e-12)
+        assert row["train_accuracy"] == pytest.approx(correct / 14)
+        assert row["test_loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
+        assert row["test_accuracy"] == pytest.approx(float((logits.argmax(1) == y).float().mean()) * 100, rel=1e-6)
+        assert row["R"] == pytest.approx(0.01 * sum(float(w.detach().double().abs().sum()) for w in weights), rel=1e-12)
+        assert row["sigma"] == optimizer.sigma
+        assert row["zero_pct"] == 100 * sparsity(model).fraction
+        assert row["small_pct"] == 100 * sparsity(model, 1e-3).fraction
+    stored = read_weights(record.path)
+    assert all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_finished_run_is_skipped_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train() == 0
+    before = {p.name: p.stat().st_mtime_ns for p in only_run().iterdir()}
+    capsys.readouterr()
+    assert train() == 0
+    assert "is finished already (accuracy" in capsys.readouterr().out
+    assert {p.name: p.stat().st_mtime_ns for p in only_run().iterdir()} == before
+
+
+@pytest.mark.parametrize("flags", [["--optimizer", "proxgen", "--lr", "0.1"], ["--optimizer", "proxsgd"]])
+def test_optimizers_without_a_test_have_no_sigma(flags: list[str]) -> None:
+    assert train(*flags) == 0
+    (row, _) = read_run(only_run()).metrics
+    assert [row[name] for name in ("sigma", "rho", "accepted", "refused", "null")] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--precision", "bf16", "--model", "cnn"],
+        ["--regularizer", "none"],
+        ["--regularizer", "lp", "--reg", "p=0.5"],
+        ["--optimizer", "proxsgd", "--regularizer", "box", "--reg", "lo=-0.01", "hi=0.01"],
+        ["--penalize", "all", "--momentum", "0.9", "--metric", "adam", "--regularizer", "sr2:L0"],
+    ],
+)
+def test_many_kinds_of_runs(flags: list[str]) -> None:
+    assert train(*flags) == 0
+    record = read_run(only_run())
+    assert record.result is not None
+    assert math.isfinite(record.metrics[-1]["loss"])
+
+
+def test_x_outside_the_domain_of_r_is_null_in_json() -> None:
+    flags = ["--optimizer", "proxsgd", "--regularizer", "box", "--reg", "lo=-0.01", "hi=0.01"]
+    assert train(*flags) == 0
+    text = (only_run() / "metrics.jsonl").read_text()
+    assert "Infinity" not in text
+    assert json.loads(text.splitlines()[0])["R"] is None
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_note_of_the_library_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--regularizer", "l0_ball", "--reg", "density=0.1") == 0
+    assert capsys.readouterr().err.startswith("note: R(x_0) is infinite under L0Ball")
+
+
+def test_a_loss_that_is_not_finite_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--optimizer", "proxgen", "--lr", "1e30") == 2
+    error = capsys.readouterr().err
+    assert "stopped in epoch 1: its mean loss is" in error
+    assert "--lr" in error
+    Path("broken.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    layer = torch.nn.Linear(64, 10)\n"
+        "    torch.nn.init.constant_(layer.bias, torch.nan)\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), layer)\n"
+    )
+    assert train("--model", "broken:net") == 2
+    assert "stopped in epoch 1: the loss at x_t is" in capsys.readouterr().err
+
+
+def test_a_network_that_does_not_fit_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("nets.py").write_text(
+        "from torch import nn\n"
+        "def narrow(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
+        "def wide(): return nn.Sequential(nn.Flatten(), nn.Linear(99, 10))\n"
+    )
+    assert train("--model", "nets:narrow") == 2
+    assert "must be of shape (2, 10)" in capsys.readouterr().err
+    assert train("--model", "nets:wide") == 2
+    assert "nets:wide fails on the 1 x 8 x 8 images of digits" in capsys.readouterr().err
+    assert train("--batch", "5000") == 2
+    assert "the batch size must be from 1 to" in capsys.readouterr().err
+    assert find_runs([Path("runs")], missing_ok=True) == []  # nothing started
+
+
+def test_tied_weights_survive() -> None:
+    Path("tied.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    a, b = nn.Linear(64, 64), nn.Linear(64, 64)\n"
+        "    b.weight = a.weight\n"
+        "    return nn.Sequential(nn.Flatten(), a, nn.ReLU(), b, nn.Linear(64, 10))\n"
+    )
+    assert train("--model", "tied:net") == 0
+    weights = read_weights(only_run())
+    assert torch.equal(weights["1.weight"], weights["3.weight"])
+    assert main(["prune", "runs"]) == 0
+
+
+def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert train() == 0
+    said = capsys.readouterr().out
+    assert "epoch 2/2  loss" in said
+    assert "left" in said
+    assert "━" in said
+
+
+def test_tensorboard_if_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import sys
+
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch.utils.tensorboard", None)
+        assert train("--tensorboard") == 2
+    assert "pip install 'sr2[tensorboard]'" in capsys.readouterr().err
+    pytest.importorskip("tensorboard")
+    assert train("--tensorboard") == 0
+    assert list((only_run() / "tensorboard").glob("events*"))

@@ -1,0 +1,483 @@
+"""Asking the closure twice: either kind of closure, and no trace of the second evaluation."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sr2 import L0, L1, SR2, L0Ball, ProxGEN, ProxSGD, param_groups
+
+ALL = [SR2, ProxGEN, ProxSGD]
+X = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(24) % 3
+
+
+def network(seed=0, dropout=True):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(5, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Dropout(0.4) if dropout else nn.Identity(),
+        nn.Linear(16, 3),
+    )
+
+
+def make(kind, params, R=None, **options):
+    return kind(params, R, **({"sigma": 2.0} if kind is SR2 else {}), **options)
+
+
+def values(model):
+    return {name: t.detach().clone() for name, t in model.state_dict().items()}
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def forward_only(model, optimizer, x=X, y=Y):
+    return lambda: F.cross_entropy(model(x), y)
+
+
+def lbfgs_kind(model, optimizer, x=X, y=Y):
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def lbfgs_kind_in_place(model, optimizer, x=X, y=Y):
+    def closure():
+        optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def lbfgs_kind_number(model, optimizer, x=X, y=Y):
+    inner = lbfgs_kind(model, optimizer, x, y)
+    return lambda: inner().item()
+
+
+# ---- kinds of closures
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "metric": "adam"}], ids=["plain", "momentum"])
+@pytest.mark.parametrize("write", [lbfgs_kind, lbfgs_kind_in_place, lbfgs_kind_number])
+def test_both_kinds_of_closure_give_the_same_bits(kind, options, write):
+    if kind is ProxSGD:
+        options = {}
+    ends, losses = [], []
+    for how in (forward_only, write):
+        model = network()
+        optimizer = make(kind, model, L1(1e-3), **options)
+        closure = how(model, optimizer)
+        losses.append([float(optimizer.step(closure)) for _ in range(25)])
+        ends.append(values(model))
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) > 20
+    assert_same(*ends)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("backward", [False, True], ids=["forward only", "LBFGS kind"])
+def test_gradient_accumulation_is_the_big_batch(kind, backward):
+    ends = []
+    for chunks in (1, 4):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        optimizer = make(kind, model, L1(1e-3))
+
+        def closure(model=model, chunks=chunks, optimizer=optimizer):
+            if backward:
+                optimizer.zero_grad()
+            total = 0.0
+            for x, y in zip(X.double().chunk(chunks), Y.chunk(chunks), strict=True):
+                loss = F.cross_entropy(model(x), y) * len(x) / len(X)
+                if backward:
+                    loss.backward()
+                    loss = loss.item()
+                total = total + loss
+            return total
+
+        for _ in range(15):
+            optimizer.step(closure)
+        ends.append(values(model))
+        if kind is SR2:
+            assert optimizer.counts["accepted"] > 5
+    for name in ends[0]:
+        torch.testing.assert_close(ends[0][name], ends[1][name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda model: None, "returned None"),
+        (lambda model: model(X).mean(0), r"returned a torch.float32 tensor of shape \(3,\)"),
+        (lambda model: model(X).mean().detach(), "does not depend on the parameters"),
+        (lambda model: torch.tensor(3), "torch.int64"),
+        (lambda model: 3.0, "does not depend on the parameters"),
+        (lambda model: "loss", "'loss'"),
+        (lambda model: model(X).mean().backward(), "returned None"),
+    ],
+    ids=["None", "vector", "detached", "int", "number", "string", "backward and None"],
+)
+def test_a_wrong_closure_is_one_sentence(kind, wrong, words):
+    model = network()
+    optimizer = make(kind, model)
+    weights = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=words) as error:
+        optimizer.step(lambda: wrong(model))
+    assert str(error.value).startswith("the closure")
+    assert "\n" not in str(error.value)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), weights, strict=True))
+
+
+def test_a_one_element_loss_is_a_loss():
+    model = network()
+    optimizer = make(SR2, model)
+    loss = optimizer.step(lambda: F.cross_entropy(model(X), Y).reshape(1, 1))
+    assert loss.shape == ()
+    assert not loss.requires_grad
+
+
+def test_step_without_a_closure():
+    optimizer = make(SR2, network())
+    with pytest.raises(
+        TypeError, match=r"SR2.step needs a closure.*optimizer.step\(lambda: loss_fn\(model\(x\), y\)\)"
+    ):
+        optimizer.step()
+
+
+def test_grad_scaler_is_told_about_bfloat16():
+    model = network()
+    optimizer = make(SR2, model)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(F.cross_entropy(model(X), Y)).backward()
+    with pytest.raises(TypeError, match=r"GradScaler.*bfloat16 autocast"):
+        scaler.step(optimizer)
+
+
+# ---- mixed precision
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_autocast_outside_the_step_is_autocast_inside_the_closure(kind):
+    """autocast keeps the cast copies of weights for as long as its region lasts: no evaluation may see stale ones."""
+    ends, losses, steps = [], [], []
+    for outside in (False, True):
+        model = network(dropout=False)
+        optimizer = make(kind, model, L1(1e-3))
+
+        def closure(model=model, outside=outside):
+            with torch.autocast("cpu", torch.bfloat16, enabled=True):  # a nested region shares the outer one's copies
+                return F.cross_entropy(model(X).float(), Y)
+
+        with torch.autocast("cpu", torch.bfloat16) if outside else nullcontext():
+            for _ in range(10):
+                losses.append(optimizer.step(closure).item())
+                steps.append(getattr(optimizer, "last_step", None))
+        ends.append(values(model))
+    assert losses[:10] == losses[10:]
+    assert steps[:10] == steps[10:]
+    assert_same(*ends)
+    if kind is SR2:
+        assert all(s.loss != s.trial_loss for s in steps)
+
+
+# ---- which parameters take part
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("foreach", [False, True])
+def test_parameters_without_a_gradient_stay(kind, foreach):
+    used, unused, frozen = (nn.Parameter(torch.full((3,), 0.5)) for _ in range(3))
+    frozen.requires_grad_(False)
+    optimizer = make(kind, [used, unused, frozen], L1(0.5), foreach=foreach)
+    for _ in range(3):
+        optimizer.step(lambda: (used.square() + frozen * used).sum())
+    assert not (used == 0.5).any()
+    assert (unused == 0.5).all()
+    assert (frozen == 0.5).all()
+    assert unused.grad is None
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_unfreezing(kind):
+    model = network(dropout=False)
+    model[0].requires_grad_(False)
+    optimizer = make(kind, model, L1(1e-3))
+    before = values(model)
+    optimizer.step(forward_only(model, optimizer))
+    assert torch.equal(model[0].weight, before["0.weight"])
+    assert not torch.equal(model[4].weight, before["4.weight"])
+    model[0].requires_grad_(True)
+    optimizer.step(forward_only(model, optimizer))
+    assert not torch.equal(model[0].weight, before["0.weight"])
+    model[4].requires_grad_(False)
+    before = values(model)
+    optimizer.step(forward_only(model, optimizer))
+    assert torch.equal(model[4].weight, before["4.weight"])
+
+
+def test_a_budget_over_the_group_holds_for_tensors_without_a_gradient_too():
+    a, b = nn.Parameter(torch.tensor([3.0, 0.0])), nn.Parameter(torch.tensor([2.0, 0.0]))
+    optimizer = make(SR2, [a, b], L0Ball(k=2))
+    for _ in range(5):
+        optimizer.step(lambda: (a - torch.tensor([3.0, 4.0])).square().sum())
+        assert (torch.cat([a, b]) != 0).sum() <= 2
+    assert a.tolist() != [3.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", [SR2, ProxGEN])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_several_groups_have_their_own_regularizers(kind, foreach):
+    a, b, c = (nn.Parameter(torch.tensor([0.05, 1.0])) for _ in range(3))
+    groups = [
+        {"params": [a], "regularizer": L0(0.2)},
+        {"params": [b], "regularizer": None},
+        {"params": [c]},
+    ]
+    optimizer = make(kind, groups, L1(0.1), foreach=foreach, **({"lr": 0.5} if kind is ProxGEN else {}))
+    optimizer.step(lambda: 1e-3 * (a + b + c).sum())
+    step = 0.5
+    assert a.tolist() == pytest.approx([0.0, 1.0 - step * 1e-3])
+    assert b.tolist() == pytest.approx([0.05 - step * 1e-3, 1.0 - step * 1e-3])
+    assert c.tolist() == pytest.approx([0.0, 1.0 - step * (1e-3 + 0.1)])
+    if kind is SR2:  # one decision over all of them
+        last = optimizer.last_step
+        dR = 0.2 + 0.1 * (0.05 + step * (1e-3 + 0.1))
+        assert last.actual == pytest.approx(last.loss - last.trial_loss + dR, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_add_param_group_mid_run(kind):
+    a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    optimizer = make(kind, [a], L1(0.1))
+    f = lambda: a.square().sum() + b.square().sum()  # noqa: E731
+    optimizer.step(f)
+    assert (b == 1).all()
+    optimizer.add_param_group({"params": [b], "regularizer": L1(0.3)})
+    optimizer.step(f)
+    assert (b < 1).all()
+    assert [g["regularizer"] for g in optimizer.param_groups] == [L1(0.1), L1(0.3)]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_sparse_gradients_are_an_error(kind):
+    embedding = nn.Embedding(10, 3, sparse=True)
+    optimizer = make(kind, embedding, L1(0.1))
+    before = embedding.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"sparse gradients.*nn.Embedding\(..., sparse=False\)"):
+        optimizer.step(lambda: embedding(torch.tensor([1, 2])).sum())
+    assert torch.equal(embedding.weight, before)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.complex64], ids=str)
+def test_wrong_dtypes_are_an_error(kind, dtype):
+    with pytest.raises(ValueError, match=r"torch.autocast.*view_as_real"):
+        make(kind, [nn.Parameter(torch.ones(3, dtype=dtype))])
+    optimizer = make(kind, [nn.Parameter(torch.ones(3))])
+    with pytest.raises(ValueError, match=str(dtype)):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, dtype=dtype))]})
+    assert len(optimizer.param_groups) == 1
+
+
+# ---- no trace
+
+
+class Interrupted(nn.Module):
+    """Raises at the evaluation of that number."""
+
+    def __init__(self, inner, error):
+        super().__init__()
+        self.inner, self.error, self.at, self.calls = inner, error, None, 0
+
+    def forward(self, x):
+        out = self.inner(x)
+        self.calls += 1
+        if self.calls == self.at:
+            raise self.error
+        return out
+
+
+@pytest.mark.parametrize("error", [RuntimeError("disk on fire"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("foreach", [False, True, None])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "metric": "adam"}], ids=["plain", "momentum"])
+def test_an_exception_in_the_trial_leaves_no_trace(error, foreach, options):
+    model = Interrupted(network(), error)
+    optimizer = make(SR2, model, L1(1e-2), foreach=foreach, **options)
+    closure = forward_only(model, optimizer)
+    for _ in range(3):
+        optimizer.step(closure)
+    before, state = values(model), copy.deepcopy(optimizer.state_dict())
+    model.at = model.calls + 2
+    with pytest.raises(type(error)):
+        optimizer.step(closure)
+    assert_same(values(model), before)
+    after = optimizer.state_dict()
+    for name in ("search", *range(len(list(model.parameters())))):
+        assert str(after["state"][name]) == str(state["state"][name])
+    optimizer.step(closure)
+    assert not torch.equal(model.inner[0].weight, before["inner.0.weight"])
+
+
+@pytest.mark.parametrize("write", [forward_only, lbfgs_kind])
+@pytest.mark.parametrize("sigma", [2.0, 1e-3], ids=["accepted", "refused"])
+def test_grad_after_the_step_is_the_gradient_at_x(write, sigma):
+    model = network(dropout=False)
+    optimizer = SR2(model, L1(1e-3), sigma=sigma)
+    expected = torch.autograd.grad(F.cross_entropy(model(X), Y), list(model.parameters()))
+    optimizer.step(write(model, optimizer))
+    assert optimizer.last_step.accepted == (sigma == 2.0)
+    for p, g in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("write", [forward_only, lbfgs_kind])
+@pytest.mark.parametrize("sigma", [2.0, 1e-3], ids=["accepted", "refused"])
+def test_batch_norm_and_dropout_see_one_forward(write, sigma):
+    """Every buffer and the generator end as after one plain forward; both evaluations draw the same masks."""
+    model, masks = network(), []
+
+    def record(module, inputs, output):
+        masks.append((output == 0) & (inputs[0] != 0))
+
+    model[3].register_forward_hook(record)
+    optimizer = SR2(model, L1(1e-3), sigma=sigma, gamma1=1.0001)
+    drawn = []
+    for _ in range(5):
+        twin, state = copy.deepcopy(model), torch.get_rng_state()
+        twin(X)
+        expected, rng = values(twin), torch.get_rng_state()
+        masks.clear()
+        torch.set_rng_state(state)
+        optimizer.step(write(model, optimizer))
+        assert optimizer.last_step.accepted == (sigma == 2.0)
+        assert torch.equal(torch.get_rng_state(), rng)
+        buffers = {name for name, _ in model.named_buffers()}
+        assert buffers == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+        for name in buffers:
+            assert torch.equal(values(model)[name], expected[name]), name
+        assert len(masks) == 2
+        assert masks[0].any()
+        if sigma == 2.0:  # where a ReLU died in between there is nothing to drop
+            alive = 0.7 * masks[0].sum()
+            assert (masks[0] & masks[1]).sum() > alive
+        drawn.append(masks[0])
+    assert model[1].num_batches_tracked == 5
+    assert not torch.equal(drawn[0], drawn[1])  # and new ones at the next step
+
+
+def test_dropout_alone_leaves_the_loss_where_it_was():
+    """With an infinitesimal step both evaluations must agree: other masks would give another loss."""
+    model = network()
+    optimizer = SR2(model, sigma=1e12, sigma_min=1.0)
+    losses = [
+        (optimizer.last_step.loss, optimizer.last_step.trial_loss)
+        for _ in range(5)
+        if optimizer.step(forward_only(model, optimizer)) is not None
+    ]
+    for loss, trial in losses:
+        assert trial == pytest.approx(loss, rel=1e-6)
+    assert len({round(loss, 4) for loss, _ in losses}) == 5
+
+
+def test_a_network_with_batch_norm_and_dropout_trains():
+    model = network()
+    optimizer = SR2(model, L0(1e-4), sigma=1.0)
+    losses = [optimizer.step(forward_only(model, optimizer)).item() for _ in range(150)]
+    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+    assert model[1].num_batches_tracked == 150
+
+
+class Rebinds(nn.Module):
+    """A buffer that is bound anew by every forward, one that is made by the first, and one that is changed in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", None)
+
+    def forward(self, x):
+        self.count = self.count + 1
+        self.seen += len(x)
+        self.mean = x.mean() if self.mean is None else self.mean + 1
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("sigma", [5.0, 1e-3], ids=["accepted", "refused"])
+def test_a_buffer_that_is_bound_anew(sigma):
+    model = Rebinds()
+    optimizer = SR2(model, L1(1e-3), sigma=sigma, gamma1=1.0001)
+    for t in range(1, 4):
+        optimizer.step(forward_only(model, optimizer))
+        assert model.count == t
+        assert model.seen == 24 * t
+        assert model.mean.item() == pytest.approx(X.mean().item() + t - 1)
+
+
+def test_buffers_are_protected_through_param_groups_too():
+    model = network()
+    optimizer = SR2(param_groups(model, [("*.bias", None), ("*", L1(1e-3))]), sigma=2.0)
+    optimizer.step(forward_only(model, optimizer))
+    assert model[1].num_batches_tracked == 1
+
+
+def test_eval_mode_stays():
+    model = network().eval()
+    before = {n: b.clone() for n, b in model.named_buffers()}
+    make(SR2, model, L1(1e-3)).step(lambda: F.cross_entropy(model(X), Y))
+    assert not model.training
+    for name, b in model.named_buffers():
+        assert torch.equal(b, before[name])
+
+
+# ---- the full objective
+
+
+def test_the_objective_decides():
+    """The batch says go, the whole problem says no; and the other way round."""
+    for batch_target, full_target, accepted in ((1.0, -1.0, False), (1.0, 1.0, True)):
+        x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        optimizer = SR2([x], sigma=4.0)
+        full = lambda x=x, a=full_target: (x - a).square().sum() / 2 + 7.0  # noqa: E731
+        before = full().item()
+        loss = optimizer.step(lambda x=x, a=batch_target: (x - a).square().sum() / 2, full)
+        last = optimizer.last_step
+        assert loss.item() == last.loss == 1.0
+        assert last.accepted is accepted
+        trial = torch.full((2,), 0.25, dtype=torch.float64)
+        after = ((trial - full_target).square().sum() / 2 + 7.0).item()
+        assert last.trial_loss == pytest.approx(after)
+        assert last.actual == pytest.approx(before - after)
+        assert last.predicted == pytest.approx(2 * 0.25)
+        assert x.grad.tolist() == [-1.0, -1.0]  # of the batch
+
+
+def test_the_objective_leaves_no_trace():
+    model = network()
+    optimizer = make(SR2, model, L1(1e-3))
+    state = torch.get_rng_state()
+    optimizer.step(lambda: F.cross_entropy(model(X[:8]), Y[:8]), objective=lambda: F.cross_entropy(model(X), Y))
+    assert model[1].num_batches_tracked == 1
+    after, twin = torch.get_rng_state(), network()
+    torch.set_rng_state(state)
+    twin(X[:8])
+    assert torch.equal(torch.get_rng_state(), after)  # as after the batch's forward; the objective drew more
+    assert torch.equal(model[1].running_mean, twin[1].running_mean)

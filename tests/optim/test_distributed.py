@@ -1,0 +1,69 @@
+"""Two processes with their own batches decide alike, to the bit, also where only one of them sees a trial break."""
+
+import math
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+
+from sr2 import L1, SR2
+
+STEPS, BROKEN = 30, (7, 19)
+
+
+def work(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        torch.save(train(rank), f"{folder}/{rank}")
+    finally:  # gloo's threads would abort the process, and the traceback with it
+        dist.destroy_process_group()
+
+
+def train(rank):
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
+    model = nn.parallel.DistributedDataParallel(inner)
+    optimizer = SR2(model, L1(1e-3), sigma=0.05, eta2=0.5)
+    generator = torch.Generator().manual_seed(100 + rank)
+    rows, losses = [], []
+    for t in range(STEPS):
+        x, y = torch.randn(8, 6, generator=generator), torch.randint(0, 3, (8,), generator=generator)
+        calls = []
+
+        def closure(x=x, y=y, t=t, calls=calls):
+            calls.append(0)
+            loss = F.cross_entropy(model(x), y)
+            return loss * math.inf if t == BROKEN[rank] and len(calls) == 2 else loss
+
+        losses.append(optimizer.step(closure).item())
+        last = optimizer.last_step
+        rows.append((last.accepted, last.sigma, last.loss, last.actual, last.predicted))
+    raised = False
+    try:  # a loss that breaks on one of them at x_t must be an error on both, or the other would wait for ever
+        optimizer.step(lambda: F.cross_entropy(model(x), y) * (math.nan if rank else 1.0))
+    except FloatingPointError:
+        raised = True
+    weights = {name: p.detach() for name, p in inner.named_parameters()}
+    return {"rows": rows, "losses": losses, "weights": weights, "raised": raised}
+
+
+def test_two_processes_agree(tmp_path):
+    mp.spawn(work, (str(tmp_path),), nprocs=2)
+    a, b = (torch.load(tmp_path / str(rank), weights_only=True) for rank in (0, 1))
+    assert a["rows"] == b["rows"]
+    assert a["losses"] != b["losses"]  # they did have their own batches
+    for t in range(STEPS):
+        assert a["rows"][t][2] == (a["losses"][t] + b["losses"][t]) / 2
+    for name in a["weights"]:
+        assert torch.equal(a["weights"][name], b["weights"][name]), name
+    accepted = [row[0] for row in a["rows"]]
+    assert not any(accepted[t] for t in BROKEN)
+    for t in BROKEN:
+        assert a["rows"][t][1] == 5.56 * a["rows"][t - 1][1]
+    assert accepted.count(False) > 2
+    assert accepted.count(True) > 15
+    assert a["raised"]
+    assert b["raised"]

@@ -1,0 +1,207 @@
+"""State: a run that is interrupted and restored goes on to the same bits, wherever it was kept meanwhile."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sr2 import L0, L1, SR2, L0Ball, ProxGEN, ProxSGD, param_groups
+
+X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(64) % 3
+METRICS = (None, "adam", "adagrad", "rmsprop", "andrei")
+
+
+def sr2(metric, momentum):
+    return lambda p: SR2(p, L0(1e-3), sigma=0.3, eta2=0.6, metric=metric, momentum=momentum)
+
+
+CASES = {
+    **{f"SR2 {metric} {momentum}": sr2(metric, momentum) for metric in METRICS for momentum in (0.0, 0.9)},
+    "SR2 per group": lambda p: SR2(param_groups(p, [("0.*", L1(1e-3)), ("*", None)]), sigma=0.3, momentum=0.9),
+    "SR2 L0Ball": lambda p: SR2(p, L0Ball(density=0.5), sigma=0.3),
+    **{
+        f"ProxGEN {metric}": lambda p, metric=metric: ProxGEN(p, L1(1e-3), lr=0.01, momentum=0.9, metric=metric)
+        for metric in METRICS
+    },
+    "ProxSGD": lambda p: ProxSGD(p, L1(1e-3)),
+    "ProxSGD plain": lambda p: ProxSGD(p, L1(1e-3), rho=None, metric=None),
+}
+QUIET = pytest.mark.filterwarnings("ignore:R\\(x_0\\) is infinite")
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Dropout(0.2), nn.ReLU(), nn.Linear(10, 3))
+
+
+def train(model, optimizer, steps):
+    for t in steps:
+        torch.manual_seed(t)
+        batch = torch.randint(0, 64, (16,))
+        optimizer.step(lambda batch=batch: F.cross_entropy(model(X[batch]), Y[batch]))
+    return [t.detach().clone() for t in model.state_dict().values()]
+
+
+def assert_same_bits(a, b):
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def uninterrupted(name):
+    model = network()
+    optimizer = CASES[name](model)
+    return train(model, optimizer, range(30)), optimizer
+
+
+@QUIET
+@pytest.mark.parametrize("name", CASES)
+def test_interrupted_and_resumed(name, tmp_path):
+    expected, other = uninterrupted(name)
+    model = network()
+    optimizer = CASES[name](model)
+    train(model, optimizer, range(13))
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint")
+    del model, optimizer
+
+    model = network()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.123)
+    optimizer = CASES[name](model)
+    saved = torch.load(tmp_path / "checkpoint", weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    assert_same_bits(train(model, optimizer, range(13, 30)), expected)
+    if isinstance(optimizer, SR2):
+        assert (optimizer.sigma, optimizer.counts, optimizer.last_step) == (other.sigma, other.counts, other.last_step)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith("SR2")])
+@QUIET
+def test_the_runs_above_have_something_to_forget(name):
+    """A state that is lost must show: sigma moved away from sigma_0, and steps of both fates happened."""
+    _, optimizer = uninterrupted(name)
+    assert optimizer.counts["accepted"] > 5
+    assert optimizer.sigma != 0.3 or "per group" in name or "Ball" in name
+
+
+@QUIET
+@pytest.mark.parametrize(
+    "copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_a_copy_goes_on_to_the_same_bits(name, copier):
+    expected, _ = uninterrupted(name)
+    model = network()
+    optimizer = CASES[name](model)
+    train(model, optimizer, range(13))
+    other_model, other = copier((model, optimizer))
+    train(model, optimizer, range(5))  # the original goes elsewhere meanwhile
+    assert other.param_groups[0]["params"][0] is next(other_model.parameters())
+    assert_same_bits(train(other_model, other, range(13, 30)), expected)
+    assert repr(other).splitlines()[1:] == repr(optimizer).splitlines()[1:]
+
+
+@QUIET
+@pytest.mark.parametrize("name", ["SR2 adam 0.9", "ProxGEN andrei", "ProxSGD", "SR2 L0Ball"])
+def test_the_file_reads_with_torch_alone(name, tmp_path):
+    model = network()
+    optimizer = CASES[name](model)
+    train(model, optimizer, range(5))
+    torch.save(optimizer.state_dict(), tmp_path / "state")
+    code = (
+        "import sys, torch\n"
+        f"state = torch.load({str(tmp_path / 'state')!r}, weights_only=True)\n"
+        "assert 'sr2' not in sys.modules\n"
+        "print(sorted(map(str, state['state'])), state['param_groups'][0]['regularizer'])\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert ("'schedule'" if name == "ProxSGD" else "'search'" if name.startswith("SR2") else "'0'") in out
+    assert repr(optimizer.param_groups[0]["regularizer"]) in out
+
+
+def test_two_optimizers_from_one_state_do_not_share_it():
+    model = network()
+    optimizer = SR2(model, L1(1e-3), sigma=0.3)
+    train(model, optimizer, range(3))
+    saved = optimizer.state_dict()
+    counts, sigma = optimizer.counts, optimizer.sigma
+    others = []
+    for _ in range(2):
+        twin = network()
+        others.append((twin, SR2(twin, L1(1e-3), sigma=7.0)))
+        others[-1][1].load_state_dict(saved)
+    train(*others[0], range(5))
+    assert others[0][1].counts != counts
+    assert (others[1][1].counts, others[1][1].sigma) == (counts, sigma)
+    assert (optimizer.counts, optimizer.sigma) == (counts, sigma)
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"capturable": True}], ids=str)
+def test_loading_leaves_the_given_state_as_it_was(options):
+    model = network()
+    optimizer = SR2(model, L1(1e-3), sigma=0.3, **options)
+    train(model, optimizer, range(3))
+    saved = copy.deepcopy(optimizer.state_dict())
+    words = str(saved)
+    other_model = network()
+    other = SR2(other_model, L1(1e-3), sigma=0.3, **options)
+    other.load_state_dict(saved)
+    train(other_model, other, range(3))
+    assert str(saved) == words
+
+
+@pytest.mark.parametrize("kind", [SR2, ProxGEN, ProxSGD])
+def test_another_regularizer_is_warned_about(kind):
+    options = {"sigma": 1.0} if kind is SR2 else {}
+    state = kind(network(), L1(1e-3), **options).state_dict()
+    other = kind(network(), L1(2e-3), **options)
+    with pytest.warns(
+        UserWarning, match=r"group 0 was saved under L1\(lam=0.001\) and goes on under L1\(lam=0.002\)"
+    ) as record:
+        other.load_state_dict(state)
+    assert record[0].filename == __file__
+    assert other.param_groups[0]["regularizer"] == L1(2e-3)
+    assert other.param_groups[1]["regularizer"] is None
+
+
+@pytest.mark.parametrize("missing", ["accepted", "refused", "null", "entered"])
+def test_a_state_of_before_a_counter_was_there_still_loads(missing):
+    model = network()
+    optimizer = SR2(model, L1(1e-3), sigma=0.3)
+    train(model, optimizer, range(3))
+    state = copy.deepcopy(optimizer.state_dict())
+    del state["state"]["search"][missing]
+    other_model = network()
+    other = SR2(other_model, L1(1e-3), sigma=1.0)
+    other.load_state_dict(state)
+    assert other.sigma == optimizer.sigma
+    train(other_model, other, range(3))
+    assert other.counts.keys() == optimizer.counts.keys()
+    assert sum(other.counts.values()) >= 3
+
+
+def test_groups_that_do_not_match_are_torchs_own_error():
+    state = SR2(network(), L1(1e-3), sigma=1.0).state_dict()
+    other = SR2([nn.Parameter(torch.ones(2))], L1(1e-3), sigma=1.0)
+    with pytest.raises(ValueError, match="parameter group"):
+        other.load_state_dict(state)
+    assert other.param_groups[0]["regularizer"] == L1(1e-3)
+
+
+def test_named_parameters_are_kept_in_the_state():
+    model = network()
+    state = SR2(model, L1(1e-3), sigma=1.0).state_dict()
+    assert [n for g in state["param_groups"] for n in g["param_names"]] == [
+        "0.weight",
+        "4.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "4.bias",
+    ]

@@ -1,0 +1,184 @@
+"""The plan of the house: imports point one way, the library needs torch and numpy alone, every public name is shown."""
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import sr2
+import sr2.optim
+import sr2.regularizers
+
+SOURCE = Path(sr2.__file__).parent
+FLOORS = ["regularizers", "optim", "experiments", "cli"]  # each may import what stands before it
+DESIGNED = [
+    *("SR2", "ProxGEN", "ProxSGD"),
+    *("L1", "L0", "Lp", "L0Ball", "ElasticNet", "MCP", "SCAD", "Box", "GroupL2", "GroupL0", "NM", "Nuclear", "Rank"),
+    *("sparsity", "prune_", "param_groups", "Regularizer"),
+]
+ADDED = ["BatchGrowth", "certificate"]  # beyond design.md's list
+HOOK = """
+import sys
+class Clean:
+    '''As if nothing but torch, numpy and what torch itself needs were installed.'''
+    hidden = set("matplotlib rich sklearn PIL tyro safetensors scipy pandas tensorboard tqdm hypothesis pytest skglm "
+                 "pyproximal torchvision".split())
+    def __init__(self, finders):
+        self.finders = finders
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in self.hidden:
+            return None
+        found = (finder.find_spec(name, path, target) for finder in self.finders)
+        return next((spec for spec in found if spec is not None), None)
+sys.meta_path[:] = [Clean(list(sys.meta_path))]
+"""
+
+
+def modules(package=""):
+    """Every file under src/sr2/<package> as (name parts, syntax tree)."""
+    for path in sorted((SOURCE / package).rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        yield parts, ast.parse(path.read_text(), str(path))
+
+
+def imported(parts, tree):
+    """The absolute names that a file imports, as tuples; `if TYPE_CHECKING` and imports inside functions included."""
+    package = parts if parts[-1] == "__init__" else parts[:-1]
+    package = package[:-1] if parts[-1] == "__init__" else package
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            base = (*base, *(node.module or "").split(".")) if node.module else base
+            yield from ((*base, alias.name) for alias in node.names)
+
+
+def floor(parts):
+    return parts[1] if len(parts) > 1 and parts[0] == "sr2" else None
+
+
+def test_imports_point_one_way():
+    seen = set()
+    for parts, tree in modules():
+        here = floor(parts)
+        if here not in FLOORS:
+            continue
+        seen.add(here)
+        for name in imported(parts, tree):
+            there = floor(name)
+            if there in FLOORS:
+                assert FLOORS.index(there) <= FLOORS.index(here), f"{'.'.join(parts)} imports {'.'.join(name)}"
+            if here != "cli" and name == ("sr2",):
+                raise AssertionError(f"{'.'.join(parts)} imports sr2, which imports it")
+    assert {"regularizers", "optim"} <= seen
+
+
+def test_the_library_never_imports_the_experiments():
+    for parts, tree in modules():
+        if floor(parts) not in ("experiments", "cli", "__main__"):  # python -m sr2 is the command line's door
+            for name in imported(parts, tree):
+                assert floor(name) not in ("experiments", "cli"), f"{'.'.join(parts)} imports {'.'.join(name)}"
+
+
+def test_regularizers_import_torch_only():
+    for parts, tree in modules("regularizers"):
+        for name in imported(parts, tree):
+            allowed = name[0] == "torch" or name[0] in sys.stdlib_module_names or name[:2] == ("sr2", "regularizers")
+            assert allowed, f"{'.'.join(parts)} imports {'.'.join(name)}"
+
+
+def test_optim_imports_torch_and_regularizers_base_only():
+    for parts, tree in modules("optim"):
+        for name in imported(parts, tree):
+            if name[0] == "sr2":
+                assert name[1] == "optim" or name[:3] == ("sr2", "regularizers", "base"), (parts, name)
+            else:
+                known = name[0] in ("torch", "numpy", "triton") or name[0] in sys.stdlib_module_names
+                assert known, f"{'.'.join(parts)} imports {'.'.join(name)}"
+
+
+def test_optim_names_no_regularizer():
+    concrete = {n for n in sr2.regularizers.__all__ if n != "Regularizer"}
+    assert len(concrete) == 13
+    for parts, tree in modules("optim"):
+        for node in ast.walk(tree):
+            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+            assert name not in concrete, f"{'.'.join(parts)}:{node.lineno} names {name}"
+
+
+def test_no_regularizer_names_another_optimizer():
+    for parts, tree in modules("regularizers"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                assert node.id not in ("SR2", "ProxGEN", "ProxSGD"), f"{'.'.join(parts)}:{node.lineno}"
+
+
+def test_the_public_names():
+    assert set(sr2.__all__) == {*DESIGNED, *ADDED}
+    for name in sr2.__all__:
+        assert hasattr(sr2, name)
+    regularizers = {n for n in sr2.__all__ if inspect.isclass(getattr(sr2, n)) and n in sr2.regularizers.__all__}
+    assert regularizers == set(sr2.regularizers.__all__)
+    for name in ("SR2", "ProxGEN", "ProxSGD"):
+        assert issubclass(getattr(sr2, name), torch.optim.Optimizer)
+
+
+@pytest.mark.parametrize("name", [n for n in (*DESIGNED, *ADDED) if n != "Regularizer"])
+def test_every_public_name_has_an_example(name):
+    assert ">>>" in (inspect.getdoc(getattr(sr2, name)) or ""), f"{name} has no example"
+
+
+def test_regularizer_is_documented():
+    assert "prox" in (inspect.getdoc(sr2.Regularizer) or "")
+
+
+def library_modules():
+    names = [m.name for m in pkgutil.walk_packages(sr2.optim.__path__, "sr2.optim.")]
+    return ["sr2.zeros", "sr2.optim", *(n for n in names if "kernel" not in n)]  # kernels need triton
+
+
+@pytest.mark.parametrize("name", library_modules())
+def test_doctests(name):
+    module = importlib.import_module(name)
+    torch.manual_seed(0)
+    result = doctest.testmod(module, extraglobs={"torch": torch}, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+def test_some_doctests_ran():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    count = sum(len(t.examples) for n in library_modules() for t in finder.find(importlib.import_module(n)))
+    assert count > 20
+
+
+def test_every_module_says_what_it_is():
+    for parts, tree in modules():
+        if parts[1] in ("regularizers", "optim", "zeros"):
+            assert ast.get_docstring(tree), f"{'.'.join(parts)} has no docstring"
+
+
+def test_importing_sr2_needs_torch_and_numpy_alone():
+    code = HOOK + (
+        "import torch, sr2\n"
+        "model = torch.nn.Linear(3, 1)\n"
+        "optimizer = sr2.SR2(model, sr2.L1(0.1), sigma=1.0)\n"
+        "optimizer.step(lambda: model(torch.ones(2, 3)).square().mean())\n"
+        "print([n for n in sys.modules if n.startswith(('sr2.experiments', 'sr2.cli'))])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["rich", "sklearn", "PIL"])
+def test_the_hook_of_the_test_above_bites(name):
+    done = subprocess.run([sys.executable, "-c", HOOK + f"import {name}"], capture_output=True, text=True, check=False)
+    assert f"No module named '{name}'" in done.stderr

@@ -1,0 +1,129 @@
+"""The command line as a user meets it: help, versions, mistakes, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sr2
+from sr2.cli import main
+
+COMMANDS = ["train", "compare", "prune", "report", "data", "data fetch", "data check", "paper", "paper run"]
+
+
+def helps(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main([*argv, "--help"])
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    said = helps(capsys)
+    assert all(command in said for command in COMMANDS if " " not in command)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert f"usage: sr2 {command}" in helps(capsys, *command.split())
+
+
+def test_every_setting_is_a_flag_with_words(capsys: pytest.CaptureFixture[str]) -> None:
+    import dataclasses
+
+    from sr2.experiments.config import RunConfig
+
+    said = helps(capsys, "train")
+    for field in dataclasses.fields(RunConfig):
+        flag = field.name.replace("_", "-")
+        assert f"--{flag} " in said or f"--no-{flag} " in said
+    assert "lambda, the weight of the regularizer" in said
+
+
+def test_version_and_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "sr2", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"sr2 {sr2.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("train --optimizer proxsgd --regularizer l0", "L0(lam=0.001) is not convex, which ProxSGD needs"),
+        ("train --data digitz", "did you mean digits"),
+        ("train --model cnm", "did you mean cnn"),
+        ("prune", "name at least one run folder"),
+        ("report", "name at least one run folder"),
+        ("report nowhere", "nowhere does not exist"),
+        ("data fetch cifar", "did you mean cifar10"),
+        ("data check digit", "did you mean digits"),
+        ("paper run cifar10-resnet34-sr2-l1-1e-5", "cifar10-resnet34-sr2-l1-1e-4"),
+        ("paper run --seed 1 cifar10-resnet34-sr2-l1-1e-4", "name the cell first"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    argv: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv.split()) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert words in said.err
+    assert not list(tmp_path.rglob("config.json"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [("train --epocs 3", "--epochs"), ("train --epochs many", "many"), ("trian", "train"), ("data", "fetch")],
+)
+def test_a_wrong_flag_is_explained(argv: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(argv.split())
+    assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["tyro", "rich", "sklearn", "safetensors"])
+def test_a_missing_extra_is_one_sentence(module: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules[{module!r}] = None; from sr2.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "train", "--epochs", "1", "--model", "mlp"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "sr2[experiments]" in done.stderr
+    assert not list(tmp_path.rglob("config.json"))  # before anything started
+
+
+def test_data_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "list"]) == 0
+    assert "fashion_mnist" in capsys.readouterr().out
+    assert main(["data", "check", "digits"]) == 0
+    assert "1437 + 360 images, good" in capsys.readouterr().out
+
+
+def test_paper_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", "list"]) == 0
+    assert "45 cells, 0 run, 45 missing" in capsys.readouterr().out
+    assert "(default: 41.0)" in helps(capsys, "paper", "run", "cifar10-resnet34-sr2-l1-1e-4")
+    # the recipe of the cell, on what is here
+    flags = ["--data", "digits", "--model", "mlp", "--epochs", "1", "--batch", "400"]
+    assert main(["paper", "run", "cifar10-resnet34-sr2-l1-1e-4", *flags]) == 0
+    config = next(tmp_path.rglob("config.json")).read_text()
+    assert '"sigma": 41.0' in config
+    assert '"penalize": "all"' in config
+
+
+def test_report_and_paper_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--model", "mlp", "--epochs", "1", "--batch", "400"]) == 0
+    assert main(["report", "runs"]) == 0
+    assert "the report is runs/report/index.html" in capsys.readouterr().out
+    assert main(["paper", "report"]) == 0
+    assert "the report is runs/paper/index.html" in capsys.readouterr().out

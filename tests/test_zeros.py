@@ -1,0 +1,121 @@
+"""sparsity and prune_: what is counted, how often, and what a threshold means."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sr2 import prune_, sparsity
+
+
+def layer(values, dtype=torch.float32):
+    model = nn.Linear(len(values), 1, bias=False, dtype=dtype)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([values], dtype=dtype))
+    return model
+
+
+def test_totals_and_tensors():
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].weight[:, 1] = 0.0
+        model[0].bias.fill_(2.0)
+        model[2].weight.fill_(-1.0)
+        model[2].bias.fill_(3.0)
+    report = sparsity(model)
+    assert (report.zeros, report.total) == (3 + 3, 12 + 3 + 3 + 3 + 6 + 2)
+    assert report.fraction == 6 / 29
+    counts = {t.name: (t.shape, t.zeros, t.total, t.fraction) for t in report.tensors}
+    assert counts["0.weight"] == ((3, 4), 3, 12, 0.25)
+    assert counts["1.bias"] == ((3,), 3, 3, 1.0)
+    assert counts["2.weight"] == ((2, 3), 0, 6, 0.0)
+    assert list(counts) == [name for name, _ in model.named_parameters()]
+
+
+def test_tied_weights_count_once():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    assert sparsity(model).total == 9
+    assert len(sparsity(model).tensors) == 1
+
+
+def test_special_numbers():
+    """-0.0 is zero; NaN and what is denormal are not."""
+    model = layer([0.0, -0.0, math.nan, math.inf, -math.inf, 1e-45, 1.0])
+    assert sparsity(model).zeros == 2
+    assert sparsity(model, 1e-30).zeros == 3
+    after = prune_(model, 1e-30)
+    assert after.zeros == 3
+    weight = model.weight.detach()[0]
+    assert weight[2].isnan()
+    assert weight[3:5].tolist() == [math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_thresholds_are_inclusive(dtype):
+    """The threshold is rounded as the weights are: 0.1 itself is neither a float32 nor a bfloat16."""
+    model = layer([0.1, -0.1, 0.2, 0.0], dtype)
+    assert sparsity(model, 0.1).zeros == 3
+    assert sparsity(model, 0.099).zeros == 1
+    assert prune_(model, 0.1).zeros == 3
+    assert model.weight.dtype == dtype
+    assert (model.weight.detach() != 0).tolist() == [[False, False, True, False]]
+
+
+def test_prune_is_in_place_and_keeps_the_rest():
+    torch.manual_seed(0)
+    model = nn.Linear(50, 4)
+    before, parameter = model.weight.detach().clone(), model.weight
+    report = prune_(model, 0.05)
+    assert model.weight is parameter
+    assert parameter.requires_grad
+    small = before.abs() <= 0.05
+    assert small.any()
+    assert (model.weight.detach()[small] == 0).all()
+    assert torch.equal(model.weight.detach()[~small], before[~small])
+    assert report == sparsity(model)
+    assert report.threshold == 0.0
+    assert prune_(model, 0.0) == report  # nothing more to do
+
+
+def test_named_tensors_are_a_model_too():
+    tensors = [("a", torch.tensor([0.0, 1.0])), ("b", torch.tensor(0.0)), ("c", torch.empty(0, 3))]
+    report = sparsity(iter(tensors))
+    assert (report.zeros, report.total) == (2, 3)
+    assert report.tensors[2].fraction == 0.0
+    assert prune_(tensors, 2.0).fraction == 1.0
+
+
+def test_nothing_at_all():
+    assert (sparsity(nn.ReLU()).zeros, sparsity(nn.ReLU()).total, sparsity(nn.ReLU()).fraction) == (0, 0, 0.0)
+    assert "total" in str(sparsity(nn.ReLU()))
+
+
+def test_it_prints_as_a_table():
+    model = nn.Sequential(nn.Linear(100, 20), nn.ReLU(), nn.Linear(20, 1))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(1.0)
+        model[0].weight[:, :50] = 0.0
+    assert str(sparsity(model)).splitlines() == [
+        "parameter  shape    zero     of    share",
+        "0.weight   20x100  1,000  2,000  50.00 %",
+        "0.bias     20          0     20   0.00 %",
+        "2.weight   1x20        0     20   0.00 %",
+        "2.bias     1           0      1   0.00 %",
+        "total              1,000  2,041  49.00 %",
+    ]
+    assert "|w| <= 0.001" in str(sparsity(model, 1e-3))
+    assert len({len(line) for line in str(sparsity(model)).splitlines()}) == 1
+
+
+@pytest.mark.parametrize("wrong", [-1e-3, math.nan, math.inf, "0.1", None, True])
+def test_a_wrong_threshold(wrong):
+    model = layer([1.0])
+    with pytest.raises(ValueError, match="sparsity: threshold must be a number at least 0"):
+        sparsity(model, wrong)
+    with pytest.raises(ValueError, match="prune_: alpha must be a number at least 0"):
+        prune_(model, wrong)
+    assert model.weight.item() == 1.0
