@@ -29,8 +29,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# One thread a process: two test processes that each use all cores wait for one another.
 pytest: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -40,7 +41,8 @@ wheel: $(READY)
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 demo: $(READY)
-	$(BIN)/sr2 compare
+	OMP_NUM_THREADS=1 $(BIN)/sr2 compare --model mlp --epochs 120 --momentum 0.9 \
+		--optimizers sr2 proxgen,lr=0.3 proxsgd --regularizers none l1 l0 --lams 3e-4 1e-3 2e-3 --runs runs/demo
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -39,12 +39,12 @@ def test_every_exported_regularizer_and_optimizer_has_a_name() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_option_of_an_optimizer_is_a_setting(name: str) -> None:
-    elsewhere = {"params", "regularizer", "penalize", "foreach", "capturable", "epsilon", "batch_growth"}
+    elsewhere = {"params", "regularizer", "penalize", "foreach", "capturable", "compile"}
     assert set(inspect.signature(OPTIMIZERS[name]).parameters) - elsewhere <= set(OPTIONS)
 
 
 def test_the_key_is_readable_and_lasts() -> None:
-    assert RunConfig().key == "digits-cnn-sr2-l1-0.001-s0-78a45cb3e3"
+    assert RunConfig().key == "digits-cnn-sr2-l1-0.001-s0-fc2bab8c0a"
     assert RunConfig(regularizer="nm").key.startswith("digits-cnn-sr2-nm-s0-")
     assert "/" not in RunConfig(data="my.mod:fn", model="x:y").key
     assert ":" not in RunConfig(data="my.mod:fn", model="x:y").key
@@ -66,6 +66,8 @@ def test_the_key_tells_every_field_apart() -> None:
         "augment": False,
         "precision": "bf16",
         "compile": True,
+        "largest_batch": 8192,
+        "certificate": True,
         "device": "cuda",
     }
     assert set(other) == {f.name for f in dataclasses.fields(RunConfig)}

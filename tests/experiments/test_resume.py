@@ -55,7 +55,7 @@ def test_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, se
             while store.result is None:
                 stop = StopSignals()
 
-                def on_step(stop: StopSignals = stop) -> None:
+                def on_step(images: int, stop: StopSignals = stop) -> None:
                     nonlocal steps
                     steps += 1
                     stop.asked = steps in stops

@@ -60,6 +60,10 @@ class Settings:
     """SR2, ProxGEN: the weight of past gradients."""
     metric: str | None = None
     """Diagonal metric: adam, adagrad, rmsprop, andrei, or none."""
+    epsilon: float | None = None
+    """SR2: stop once the mean of |s|^2 over accepted steps is below its square, the paper's measure of stationarity."""
+    batch_growth: float | None = None
+    """SR2: kappa of the paper's assumption 3; a batch that fails it is not stepped on, and the next one is larger."""
     lr: float | None = None
     """ProxGEN, ProxSGD: the learning rate."""
     weight_decay: float | None = None
@@ -70,6 +74,10 @@ class Settings:
     """ProxSGD: the weight of the newest gradient, or none for no momentum."""
     rho_decay: float | None = None
     """ProxSGD: the power by which rho falls."""
+    largest_batch: int = 4096
+    """With batch_growth: the largest batch."""
+    certificate: bool = False
+    """SR2: estimate the paper's bound on stationarity at the end of the run (two more passes over the data)."""
     augment: bool = True
     """Whether to crop and flip, where the data set asks for it."""
     precision: Precision = "fp32"
@@ -85,7 +93,7 @@ class RunConfig(Settings):
     """One run: a network, its data, an optimizer, a regularizer, a seed.
 
     >>> RunConfig(lam=0.01).key
-    'digits-cnn-sr2-l1-0.01-s0-6613dbc28f'
+    'digits-cnn-sr2-l1-0.01-s0-f11cea4a53'
     """
 
     optimizer: str = "sr2"
@@ -195,7 +203,13 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> ProximalOptimizer:
             theirs = ", ".join(n for n in OPTIONS if n in takes)
             raise UserError(f"{config.optimizer} has no option {name}: its options are {theirs}")
     options = {name: None if value == "none" else value for name, value in options.items()}
+    on_device = torch.device(config.device).type == "cuda" and "capturable" in takes and config.batch_growth is None
+    if on_device:
+        options["capturable"] = True  # whole steps are replayed as CUDA graphs
     with _as_user_errors():
+        if config.batch_growth is not None:
+            largest = max(config.batch, config.largest_batch)
+            options["batch_growth"] = optim.BatchGrowth(config.batch_growth, config.batch, largest=largest)
         return constructor(model, regularizer, penalize=config.penalize, **options)  # type: ignore[no-any-return]
 
 
@@ -270,7 +284,10 @@ def checked(config: RunConfig) -> RunConfig:
     device = _device(config.device)
     if config.precision == "tf32" and device.type != "cuda":
         raise UserError(f"tf32 is arithmetic of CUDA devices, and the device is {device}: use fp32 or bf16")
-    make_optimizer(config, nn.Linear(2, 2))  # what it finds wrong with its options, it says itself
+    if config.certificate and config.optimizer != "sr2":
+        raise UserError(f"a certificate is about steps of sr2, and the optimizer is {config.optimizer}")
+    # What it finds wrong with its options, it says itself.
+    make_optimizer(dataclasses.replace(config, device="cpu"), nn.Linear(2, 2))
     return config
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,17 +17,53 @@ SMALL = 1e-3
 
 
 @torch.no_grad()
-def accuracy(problem: Problem, batches: Iterable[tuple[Tensor, Tensor]] | None = None) -> tuple[float, float]:
-    """Mean loss and accuracy in percent over the test images (or other batches), in evaluation mode."""
+def accuracy(problem: Problem) -> tuple[float, float]:
+    """Mean loss and accuracy in percent over the test images, in evaluation mode."""
     problem.model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=problem.device)
-    for x, y in problem.test if batches is None else batches:
-        logits = problem.logits(x)
-        loss = F.cross_entropy(logits, y, reduction="sum").double()
-        right = (logits.argmax(1) == y).sum().double()
-        sums += torch.stack([loss, right, torch.full_like(loss, len(y))])
-    loss_sum, correct, images = sums.tolist()
-    return loss_sum / images, 100 * correct / images
+    sums = torch.zeros(2, dtype=torch.float64, device=problem.device)
+    if problem.device.type == "cuda":
+        sums += problem.kept("captured accuracy", lambda: CapturedSums(problem))()
+    else:
+        for x, y in problem.test:
+            sums += _sums(problem, x, y)
+    loss, correct = sums.tolist()
+    images = len(problem.test.labels)
+    return loss / images, 100 * correct / images
+
+
+def _sums(problem: Problem, x: Tensor, y: Tensor) -> Tensor:
+    """The sum of the losses, and how many are right."""
+    logits = problem.logits(x, compiled=False)
+    loss = F.cross_entropy(logits, y, reduction="sum").double()
+    return torch.stack([loss, (logits.argmax(1) == y).sum().double()])
+
+
+class CapturedSums:
+    """The sums over all test images by replays of one CUDA graph, for whatever weights the network has by then."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._test = problem, problem.test
+        self._x, self._y = (t.clone() for t in next(iter(self._test)))
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            _sums(problem, self._x, self._y)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = _sums(problem, self._x, self._y)
+
+    def __call__(self) -> Tensor:
+        total = torch.zeros_like(self._result)
+        for x, y in self._test:
+            if len(y) < len(self._y):  # the last images, fewer than a batch
+                total += _sums(self._problem, x, y)
+                continue
+            self._x.copy_(x)
+            self._y.copy_(y)
+            self._graph.replay()
+            total += self._result
+        return total
 
 
 @torch.no_grad()
@@ -49,7 +84,7 @@ def recalibrate_(problem: Problem) -> bool:
         norm.train()
     try:
         for x, _ in problem.train:
-            problem.logits(x)
+            problem.logits(x, compiled=False)
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

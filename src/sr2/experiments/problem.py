@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from .errors import UserError
 from .models import build
 
 EVAL_BATCH = 500
+T = TypeVar("T")
 
 
 class Problem:
@@ -41,17 +43,24 @@ class Problem:
         )
         self.test: EvalBatches = eval_batches(dataset, EVAL_BATCH, device, channels_last=on_cuda)
         self.train: EvalBatches = eval_batches(dataset, EVAL_BATCH, device, split="train", channels_last=on_cuda)
+        self._kept: dict[str, Any] = {}
         self._bf16 = config.precision == "bf16"
         self._forward: Callable[[Tensor], Tensor] = self.model
         self._check_forward(config, dataset.classes)
         if config.compile:
             self._forward = torch.compile(self.model)
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor, compiled: bool = True) -> Tensor:
         """The network's outputs in float32, computed in the run's precision."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
-            out = self._forward(x)
+            out = self._forward(x) if compiled else self.model(x)
         return out.float()
+
+    def kept(self, name: str, make: Callable[[], T]) -> T:
+        """What is made once for this problem and used again: `make` is called the first time."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]  # type: ignore[no-any-return]
 
     def _check_forward(self, config: RunConfig, classes: int) -> None:
         """A network that does not fit the images is said to be so before the first step."""

@@ -45,8 +45,8 @@ class Watch:
         self._trainer, self._since, self._from = trainer, time.perf_counter(), trainer.epoch
         config = trainer.config
         what = f"{config.label} on {config.data} with {config.model}, seed {config.seed}"
-        steps = config.epochs * trainer.steps_per_epoch
-        done = trainer.epoch * trainer.steps_per_epoch + trainer.step
+        images = config.epochs * trainer.images_per_epoch
+        done = trainer.epoch * trainer.images_per_epoch + trainer.runner.images
         resumed = f", from epoch {trainer.epoch + 1}, step {trainer.step + 1}" if done else ""
         self.say(f"{self._count()}{what}{resumed}")
         if not self.console.is_terminal:
@@ -60,14 +60,14 @@ class Watch:
             TextColumn("left"),
         )
         with Progress(*columns, console=self.console, transient=True) as self._live:
-            self._task = self._live.add_task("", total=steps, completed=done)
+            self._task = self._live.add_task("", total=images, completed=done)
             self._live.update(self._task, description=self._line(trainer.rows[-1] if trainer.rows else None))
             yield
 
-    def step(self) -> None:
-        """A step was taken."""
+    def step(self, images: int) -> None:
+        """A step was taken on that many images."""
         if self._live is not None:
-            self._live.advance(self._task)
+            self._live.advance(self._task, images)
 
     def epoch(self, row: Row) -> None:
         """An epoch was measured."""
@@ -91,6 +91,8 @@ class Watch:
         if row["sigma"] is not None:
             steps = max(1, row["accepted"] + row["refused"] + row["null"])
             words += [f"sigma {row['sigma']:.3g}", f"accepted {100 * row['accepted'] / steps:.0f} %"]
+        if self._trainer.config.batch_growth is not None:
+            words += [f"batch {row['batch']}"]
         return "  ".join(words)
 
     def _count(self) -> str:

@@ -174,6 +174,10 @@ class RunStore:
         """The pruning sweep."""
         self._write_json("prune.json", sweep)
 
+    def write_certificate(self, found: dict[str, Any]) -> None:
+        """The certificate of stationarity."""
+        self._write_json("certificate.json", found)
+
     def finish(self, result: dict[str, Any]) -> None:
         """The last file of a run: from here on it is finished."""
         self._write_json("result.json", result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import signal
 import time
@@ -15,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..optim import ProximalOptimizer
+from ..optim import SR2, CapturedStep, ProximalOptimizer, certificate
 from .config import RunConfig, checked, make_optimizer
+from .data.batches import Plan
 from .errors import UserError
 from .evaluate import SMALL, accuracy, histogram, layers, percent_zero
 from .problem import Problem
@@ -63,7 +65,7 @@ class StopSignals:
 
 
 class StepRunner:
-    """One step of training on one batch, and the sums of the epoch so far.
+    """Steps of training through the images of an epoch, and the sums of the epoch so far.
 
     The sums stay on the device, in float64: beside the one read of SR2's own test, no step waits for the host.
     """
@@ -74,38 +76,69 @@ class StepRunner:
 
     def start_epoch(self) -> None:
         """Forget the sums."""
-        self.sums = torch.zeros(2, dtype=torch.float64, device=self.problem.device)
-        self.images, self.rho, self.tested = 0, 0.0, 0
+        self.sums = torch.zeros(4, dtype=torch.float64, device=self.problem.device)
+        self.images = 0
         self.counts_before = self._counts()
 
-    def run(self, x: Tensor, y: Tensor) -> None:
-        """Step on the batch (x, y)."""
+    def begin(self, epoch: int) -> None:
+        """Take up an epoch, after the images that the sums have seen."""
+        self.plan = self.problem.batches.plan(epoch)
+
+    @property
+    def batch(self) -> int:
+        """Images of the next step."""
+        return getattr(self.optimizer, "batch_size", None) or self.problem.batches.batch_size
+
+    @property
+    def done(self) -> bool:
+        """Whether the epoch has no whole batch left."""
+        return self.images + self.batch > self.problem.batches.seen
+
+    def run(self) -> int:
+        """Step on the next batch; returns how many steps that made."""
+        size = self.batch
+        x, y = self.problem.batches.make(self.plan[self.images : self.images + size])
+        self._step(x, y)
+        self.images += size
+        return 1
+
+    def _step(self, x: Tensor, y: Tensor) -> None:
         at_start: list[Tensor] = []
 
-        def closure() -> Tensor:
-            logits = self.problem.logits(x)
+        def loss_of(part: slice) -> Tensor:
+            logits = self.problem.logits(x[part])
             at_start.append(logits.detach())
-            return F.cross_entropy(logits, y)
+            return F.cross_entropy(logits, y[part])
 
-        loss: Tensor = self.optimizer.step(closure)  # type: ignore[arg-type, assignment]
-        correct = (at_start[0].argmax(1) == y).sum()
-        self.sums += torch.stack([loss.double() * len(y), correct.double()])
-        self.images += len(y)
-        last = getattr(self.optimizer, "last_step", None)
-        if last is not None and math.isfinite(last.rho):
-            self.rho += last.rho
-            self.tested += 1
+        def closure() -> Any:
+            if getattr(self.optimizer, "batch_growth", None) is None:
+                return loss_of(slice(None))
+            half = len(y) // 2  # the spread of two halves is the noise of the gradient, at the same arithmetic
+            return [loss_of(slice(half)), loss_of(slice(half, None))] if half else loss_of(slice(None))
+
+        loss: Tensor = self.optimizer.step(closure)  # type: ignore[assignment]
+        logits = torch.cat(at_start[: 2 if len(at_start[0]) < len(y) else 1])
+        correct = (logits.argmax(1) == y).sum()
+        self.sums += torch.stack([loss.double() * len(y), correct.double(), *self._rho()])
+
+    def _rho(self) -> tuple[Tensor, Tensor]:
+        """The step's rho and 1, or zeros where there was no test."""
+        figures = getattr(self.optimizer, "figures", None)
+        rho = self.sums.new_full((), math.nan) if figures is None else figures[2].to(self.sums.device)
+        tested = rho.isfinite()
+        return torch.where(tested, rho, 0.0), tested.double()
 
     def means(self) -> Row:
         """The epoch's means: loss, accuracy, rho, and how its steps ended (None for optimizers without a test)."""
-        loss, correct = self.sums.tolist()
+        loss, correct, rho, tested = self.sums.tolist()
         counts = {name: count - self.counts_before[name] for name, count in self._counts().items()}
         return {
             "loss": loss / self.images,
             "train_accuracy": 100 * correct / self.images,
             "sigma": getattr(self.optimizer, "sigma", None),
-            "rho": self.rho / self.tested if self.tested else None,
-            **{name: counts.get(name) for name in ("accepted", "refused", "null")},
+            "rho": rho / tested if tested else None,
+            "batch": self.batch,
+            **{name: counts.get(name) for name in ("accepted", "refused", "null", "broken")},
         }
 
     def _counts(self) -> dict[str, int]:
@@ -113,13 +146,61 @@ class StepRunner:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums, for a checkpoint within an epoch."""
-        names = ("sums", "images", "rho", "tested", "counts_before")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("sums", "images", "counts_before")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from saved sums."""
         self.__dict__.update(state)
         self.sums = self.sums.to(self.problem.device)
+
+
+class CapturedRunner(StepRunner):
+    """The same on CUDA: the batch, both evaluations, the step and the sums replay as one graph, without a host read."""
+
+    def __init__(self, problem: Problem, optimizer: ProximalOptimizer) -> None:
+        self._graph: CapturedStep[None] | None = None
+        self._cursor = torch.zeros((), dtype=torch.int64, device=problem.device)
+        self._offsets = torch.arange(problem.batches.batch_size, device=problem.device)
+        super().__init__(problem, optimizer)
+
+    def start_epoch(self) -> None:
+        if self._graph is None:
+            super().start_epoch()
+        else:  # the graph adds to these very sums
+            self.sums.zero_()
+            self.images, self.counts_before = 0, self._counts()
+
+    def begin(self, epoch: int) -> None:
+        plan = self.problem.batches.plan(epoch)
+        if self._graph is None:
+            self.plan = plan
+        else:  # and reads this very plan
+            self.plan.copy_(plan)
+        self._cursor.fill_(self.images)
+
+    def run(self) -> int:
+        steps = 1
+        if self._graph is None:
+            self._estimate_sigma()
+            steps = min(3, (self.problem.batches.seen - self.images) // self.batch)
+            self._graph = CapturedStep(self.optimizer, self._body, warmup=steps)
+        else:
+            self._graph()
+        self.images += steps * self.batch
+        return steps
+
+    def _body(self) -> None:
+        index = self._cursor + self._offsets
+        x, y = self.problem.batches.make(Plan(*(t[index] for t in self.plan.tensors)))
+        self._step(x, y)
+        self._cursor += self.problem.batches.batch_size
+
+    def _estimate_sigma(self) -> None:
+        """On the network before it was compiled: a compiled one cannot be differentiated twice."""
+        optimizer = self.optimizer
+        if isinstance(optimizer, SR2) and math.isnan(optimizer.sigma):
+            x, y = self.problem.batches.make(self.plan[self.images : self.images + self.batch])
+            optimizer.estimate_sigma(lambda: F.cross_entropy(self.problem.logits(x, compiled=False), y))
 
 
 class Trainer:
@@ -135,11 +216,14 @@ class Trainer:
         self.config, self.store, self.stop = config, store, stop
         self.problem = Problem(config)
         self.optimizer = make_optimizer(config, self.problem.model)
-        self.runner = StepRunner(self.problem, self.optimizer)
+        captured = getattr(self.optimizer, "capturable", False) and self.problem.device.type == "cuda"
+        self.runner = (CapturedRunner if captured else StepRunner)(self.problem, self.optimizer)
         self.epoch = 0
         """Epochs that are done."""
         self.step = 0
         """Steps that are done in the epoch in progress."""
+        self.steps = 0
+        """Steps that are done in all."""
         self.rows: list[Row] = []
         self.seconds = 0.0
         state = store.load_checkpoint()
@@ -147,14 +231,14 @@ class Trainer:
             self._load_state_dict(state)
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Batches an epoch."""
-        return len(self.problem.batches)
+    def images_per_epoch(self) -> int:
+        """Images an epoch; with growing batches, at most."""
+        return self.problem.batches.seen
 
-    def run(self, on_step: Callable[[], None] = lambda: None) -> Iterator[Row]:
+    def run(self, on_step: Callable[[int], None] = lambda images: None) -> Iterator[Row]:
         """Train to the end; yields a row an epoch once it is saved."""
         self.store.write_metrics(self.rows)
-        while self.epoch < self.config.epochs:
+        while self.epoch < self.config.epochs and not self._converged():
             self._train_epoch(on_step)
             self.rows.append(self._row())
             self.epoch, self.step = self.epoch + 1, 0
@@ -165,16 +249,34 @@ class Trainer:
             self._stop_if_asked()
         self._finish()
 
-    def _train_epoch(self, on_step: Callable[[], None]) -> None:
+    def _converged(self) -> bool:
+        """Whether the optimizer is as stationary as the user asked for; asked between epochs."""
+        return bool(self.rows) and bool(getattr(self.optimizer, "converged", False))
+
+    @property
+    def stopped_early(self) -> str:
+        """Why the run ended before its last epoch, in a sentence; empty if it did not."""
+        if self.epoch == self.config.epochs or not self._converged():
+            return ""
+        measure = self.optimizer.stationarity  # type: ignore[attr-defined]
+        return (
+            f"stopped after epoch {self.epoch} of {self.config.epochs}: the mean of |s|^2 is {measure.mean:.3g} ± "
+            f"{2 * measure.standard_error:.2g}, below epsilon^2 = {(self.config.epsilon or 0) ** 2:.3g}"
+        )
+
+    def _train_epoch(self, on_step: Callable[[int], None]) -> None:
         self.problem.model.train()
         before, started = self.seconds, time.perf_counter()
-        for x, y in self.problem.batches.epoch(self.epoch, start=self.step):
+        self.runner.begin(self.epoch)
+        while not self.runner.done:
+            seen = self.runner.images
             try:
-                self.runner.run(x, y)
+                steps = self.runner.run()
             except FloatingPointError as error:
                 raise DivergedError(f"{self.config.key} stopped in epoch {self.epoch + 1}: {error}") from error
-            self.step += 1
-            on_step()
+            self.step += steps
+            self.steps += steps
+            on_step(self.runner.images - seen)
             if self.stop.asked:
                 self.seconds = before + time.perf_counter() - started
                 self.save()
@@ -191,6 +293,11 @@ class Trainer:
     def _row(self) -> Row:
         """The epoch that was just trained, measured."""
         means = self.runner.means()
+        if means.pop("broken", 0):
+            raise DivergedError(
+                f"{self.config.key} stopped in epoch {self.epoch + 1}: a loss or its gradient was not finite; "
+                "look for what is not finite in the data or the model"
+            )
         if not math.isfinite(means["loss"]):
             raise DivergedError(
                 f"{self.config.key} stopped in epoch {self.epoch + 1}: its mean loss is {means['loss']}; "
@@ -201,7 +308,7 @@ class Trainer:
         test_loss, test_accuracy = accuracy(self.problem)
         row = {
             "epoch": self.epoch + 1,
-            "steps": (self.epoch + 1) * self.steps_per_epoch,
+            "steps": self.steps,
             "loss": means.pop("loss"),
             "R": r,
             "objective": 0.0,
@@ -224,6 +331,7 @@ class Trainer:
             {
                 "epoch": self.epoch,
                 "step": self.step,
+                "steps": self.steps,
                 "rows": self.rows,
                 "seconds": self.seconds,
                 "model": self.problem.model.state_dict(),
@@ -235,7 +343,7 @@ class Trainer:
         )
 
     def _load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.step = state["epoch"], state["step"]
+        self.epoch, self.step, self.steps = state["epoch"], state["step"], state["steps"]
         self.rows, self.seconds = state["rows"], state["seconds"]
         self.problem.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -248,8 +356,11 @@ class Trainer:
         return torch.cuda.get_rng_state(self.problem.device) if self.problem.device.type == "cuda" else None
 
     def _finish(self) -> None:
-        """Weights, the pruning sweep, and, last, the result."""
+        """Weights, the certificate, the pruning sweep, and, last, the result."""
         model, last = self.problem.model, self.rows[-1]
+        stopped = "converged" if self._converged() else "epochs"
+        if self.config.certificate:
+            self.store.write_certificate(self._certificate())
         self.store.write_weights(model.state_dict())
         self.store.write_prune(sweep(self.problem))
         self.store.finish(
@@ -260,12 +371,20 @@ class Trainer:
                 **{name: last[name] for name in ("zero_pct", "small_pct", "loss", "objective")},
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "epochs": self.epoch,
-                "stopped": "epochs",
+                "stopped": stopped,
                 "seconds": self.seconds,
                 "layers": layers(model),
                 "histogram": histogram(model),
             }
         )
+
+    def _certificate(self) -> Row:
+        """The paper's bound at the last point, over the batches of one more epoch."""
+        assert isinstance(self.optimizer, SR2)
+        self.problem.model.train()
+        batches = list(self.problem.batches.epoch(self.epoch))
+        found = certificate(self.problem.model, batches, self.optimizer)
+        return json.loads(json.dumps(found.as_dict()), parse_constant=lambda _: None)  # type: ignore[no-any-return]
 
 
 def _finite(value: Any) -> Any:
@@ -296,6 +415,8 @@ def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensor
                 for row in trainer.run(watch.step):
                     watch.epoch(row)
                     log(row)
+        if trainer.stopped_early:
+            watch.say(trainer.stopped_early)
     watch.finished(store.path)
     return store.path
 

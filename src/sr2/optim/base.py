@@ -19,7 +19,7 @@ from .groups import ParamGroups, module_groups
 from .metrics import Metric, as_metric
 from .momentum import direction
 from .proposal import Proposal
-from .proximal_step import Zero, proximal_point
+from .proximal_step import Piece, Zero, move_to_trial
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
@@ -53,6 +53,12 @@ class StepInfo:
         loss, trial_loss, rho, sigma, predicted, actual, norm = numbers
         return StepInfo(loss, trial_loss, rho, sigma, None if null else accepted, predicted, actual, norm)
 
+    def as_tensor(self) -> Tensor:
+        """The inverse of `of`, with accepted and null as 0 or 1."""
+        numbers = (self.loss, self.trial_loss, self.rho, self.sigma, self.predicted, self.actual, self.step_norm)
+        flags = (float(self.accepted is True), float(self.accepted is None))
+        return torch.tensor([*numbers, *flags], dtype=torch.float64)
+
 
 class ProximalOptimizer(torch.optim.Optimizer):
     """The base of SR2, ProxGEN and ProxSGD.
@@ -64,7 +70,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         defaults: the options that each group may override.
         metric: a diagonal metric, by name ("adam", "adagrad", "rmsprop", "andrei") or as an object, or None.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as the paper does).
-        foreach: whether to lay a group's tensors end to end; None chooses it on accelerators.
+        foreach: True works through a separable group in few passes or launches; False tensor by tensor.
         capturable: keep every number that changes between steps on the device, for CUDA graphs.
     """
 
@@ -160,11 +166,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
             return fused.kept
         steps = [step] * len(xs) if diagonal is None else [step / d for d in diagonal]
         kept = [x.clone() for x in xs]
-        torch._foreach_copy_(xs, proximal_point(xs, proposal.vs, steps, proposal.regularizer, flat=self._flat(xs)))
+        move_to_trial(Piece(xs, proposal.vs, steps), proposal.regularizer, flat=self._flat(xs))
         return kept
 
     def _flat(self, xs: Sequence[Tensor]) -> bool:
-        return xs[0].is_cuda if self.foreach is None else self.foreach
+        return self.foreach is not False
 
     def _commit(self, proposal: Proposal) -> None:
         if self.capturable:

@@ -18,11 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from ..regularizers.base import check_number
+from ..regularizers.base import check_integer, check_number
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class BatchGrowth:
     def __post_init__(self) -> None:
         check_number(self, "kappa", self.kappa, 0, open_low=True)
         check_number(self, "factor", self.factor, 1, open_low=True)
-        check_number(self, "batch", self.batch, 1)
-        check_number(self, "largest", self.largest, self.batch)
+        check_integer(self, "batch", self.batch, 1)
+        check_integer(self, "largest", self.largest, self.batch)
 
     def next(self, batch: int) -> int:
         """The size after a failure at size `batch`."""
@@ -88,11 +90,14 @@ class GradientNoise:
         return seen
 
     @torch.no_grad()
-    def estimate(self) -> float:
-        """noise = sqrt(E|g - grad f|^2), NaN if there was only one part."""
-        parts = max(self._passes, default=0)
+    def estimate(self, group: Any = None) -> float:
+        """noise = sqrt(E|g - grad f|^2), NaN if there was only one part; over the parts of all processes of `group`."""
+        parts, apart = max(self._passes, default=0), float(sum(square.cpu() for square in self._squares))
+        if group is not None:  # g is the mean of the processes' gradients, so a part weighs 1 / world in it
+            shared = torch.tensor([parts, apart], dtype=torch.float64, device=self._parameters[0].device)
+            dist.all_reduce(shared, group=group)
+            parts, apart = int(shared[0]), float(shared[1]) / dist.get_world_size(group) ** 2
         if parts < 2:
             return math.nan
-        apart = sum(square.cpu() for square in self._squares)
-        together = sum(p.grad.double().square().sum().cpu() for p in self._parameters if p.grad is not None)
-        return math.sqrt(max(0.0, float(parts * apart - together)) / (parts - 1))
+        together = float(sum(p.grad.double().square().sum().cpu() for p in self._parameters if p.grad is not None))
+        return math.sqrt(max(0.0, parts * apart - together) / (parts - 1))

@@ -114,9 +114,6 @@ def certificate(
     """
     if not isinstance(optimizer, SR2):
         raise TypeError(f"certificate needs the SR2 that trains the model, and got a {type(optimizer).__name__}")
-    batches = data if isinstance(data, (list, tuple)) else list(data)
-    if not batches:
-        raise ValueError("certificate needs at least one batch, and data is empty")
     parameters = optimizer._parameters()
     if optimizer.momentum or optimizer.metric is not None:
         raise ValueError("the theorem is about plain gradients: certificate needs momentum=0 and metric=None")
@@ -125,6 +122,9 @@ def certificate(
         return lambda: loss(model(inputs), targets)
 
     with untouched(model, parameters):
+        batches = data if isinstance(data, (list, tuple)) else list(data)  # a loader that shuffles draws numbers
+        if not batches:
+            raise ValueError("certificate needs at least one batch, and data is empty")
         sigma = optimizer.sigma
         lipschitz = estimate_sigma0(closure_of(*batches[0]), model, parameters)
         if math.isnan(sigma):
@@ -172,10 +172,13 @@ def _one_batch(
     trial = optimizer._trial(optimizer._proposals())
     parts = trial.move(sigma)
     try:
-        scalars = optimizer._scalars(f, f, evaluations.again(closure), parts).cpu()
+        scalars = optimizer._scalars((f, f, evaluations.again(closure)), parts)
     finally:
         trial.put_back()
-    decision, _ = optimizer._decide(scalars, optimizer._resolution(f), torch.tensor(True))
+    if not optimizer.capturable:  # sigma is where decisions are made
+        scalars = scalars.cpu()
+    plain = torch.ones((), dtype=torch.bool, device=scalars.device)
+    decision, _ = optimizer._decide(scalars, optimizer._resolution(f), plain)
     return bool(decision.accepted | decision.null), float(scalars[5]), noise
 
 
@@ -189,6 +192,6 @@ def _residual(optimizer: SR2, parameters: Sequence[Tensor], full: Sequence[Tenso
         wide = [x.double() for x in xs]
         gs = [gradient[id(x)] for x in xs]
         regularizer = optimizer._regularizer(group)
-        zs = proximal_point(wide, gs, [1.0 / sigma] * len(xs), regularizer, flat=False)
+        zs = proximal_point(wide, gs, [1.0 / sigma] * len(xs), regularizer)
         total += sum(float((x - z).square().sum()) for x, z in zip(wide, zs, strict=True))
     return sigma * math.sqrt(total)

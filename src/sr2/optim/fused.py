@@ -17,6 +17,7 @@ from torch import Tensor
 from .proposal import Proposal
 from .proximal_step import Parts
 
+_F64 = torch.float64
 CHUNK = 16384
 """Entries of one program."""
 BLOCK = 512
@@ -69,7 +70,8 @@ class FusedTrial:
         return self
 
     def move(self, sigma: float | Tensor) -> Parts:
-        step = torch.as_tensor(1.0 / sigma, dtype=torch.float64, device=self._xs[0].device)
+        device = self._xs[0].device
+        step = 1.0 / sigma if isinstance(sigma, Tensor) else torch.full((), 1.0 / sigma, dtype=_F64, device=device)
         pointers = [tuple(t.data_ptr() for t in ts) for ts in (self._xs, self._vs, self._kept)]
         self._pointers = self._table("pointers", pointers, torch.int64)
         weights = [p.regularizer.coefficients for p in self.proposals for _ in p.xs]
@@ -143,6 +145,41 @@ class FusedTrial:
             return self._hosts[-1].to(self._xs[0].device, non_blocking=True)
         self._tables[name] = (rows, host.to(self._xs[0].device, non_blocking=True))
         return self._tables[name][1]
+
+
+class FusedDecision:
+    """Accept? Next sigma? in one kernel, for a capturable SR2 whose trial is fused; `Search.decide` is its oracle.
+
+    Args:
+        constants: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, the slack's 10 eps, the forgetting factor.
+    """
+
+    def __init__(self, constants: Sequence[float], device: torch.device) -> None:
+        self.key = tuple(constants)
+        self._constants = torch.tensor(constants, dtype=torch.float64, device=device)
+        self.plain = torch.ones((), dtype=torch.bool, device=device)
+        self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(3)]
+
+    def __call__(
+        self, losses: Sequence[Tensor], parts: Parts, plain: Tensor, search: dict[str, Any], last: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Writes sigma, counters, sums and figures in place; returns accepted, sound, refused."""
+        counts = [search[name] for name in ("accepted", "refused", "null", "broken")]
+        kernels().decide[(1,)](
+            *losses,
+            torch.stack(parts),
+            plain,
+            self._constants,
+            search["sigma"],
+            *counts,
+            search["steps_squared"],
+            last,
+            *self._flags,
+            enable_fp_fusion=False,
+            num_warps=1,
+        )
+        accepted, sound, refused = self._flags
+        return accepted, sound, refused
 
 
 def _dense(x: Tensor) -> bool:

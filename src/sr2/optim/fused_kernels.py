@@ -1,4 +1,4 @@
-"""The two Triton kernels of `fused.py`. Imported only where there is Triton and a CUDA device."""
+"""The Triton kernels of `fused.py`. Imported only where there is Triton and a CUDA device."""
 
 # No `from __future__ import annotations`: Triton reads the annotations.
 import triton
@@ -48,12 +48,12 @@ def move(
         x = tl.load(x_pointer + entry, mask=inside, other=0.0)
         v = tl.load(v_pointer + entry, mask=inside, other=0.0)
         u = x - short * v
-        w = (tl.abs(u) - shrink) / scale
+        w = tl.div_rn(tl.abs(u) - shrink, scale)  # `/` would round to the nearest but one
         w = tl.where(w > drop, w, 0.0)
         z = tl.where(u < 0.0, -w, w)
         tl.store(kept_pointer + entry, x, mask=inside)
         tl.store(x_pointer + entry, z, mask=inside)
-        s = (z - x).to(tl.float64)
+        s = z.to(tl.float64) - x.to(tl.float64)
         vs += v.to(tl.float64) * s
         ss += s * s
         size += tl.abs(x).to(tl.float64) - tl.abs(z).to(tl.float64)
@@ -81,3 +81,77 @@ def put_back_unless(
             entry = first + tl.arange(0, BLOCK)
             inside = entry < left
             tl.store(x_pointer + entry, tl.load(kept_pointer + entry, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def decide(
+    loss_pointer,
+    f_pointer,
+    trial_pointer,
+    sums,  # float64: v's, R(x) - R(x + s), |s|^2
+    plain_pointer,
+    constants,  # float64: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, the slack's 10 eps, the forgetting factor
+    sigma_pointer,
+    accepted_count,
+    refused_count,
+    null_count,
+    broken_count,
+    squares,  # float64: the four sums of `stationarity`
+    last,  # float64: the nine figures of `StepInfo.of`
+    accepted_out,
+    sound_out,
+    refused_out,
+):
+    """`Search.decide`, `stationarity.update` and the counters, for one step: a hundred tiny launches in one."""
+    loss = tl.load(loss_pointer).to(tl.float64)
+    f = tl.load(f_pointer).to(tl.float64)
+    f_trial = tl.load(trial_pointer).to(tl.float64)
+    vs = tl.load(sums)
+    dR = tl.load(sums + 1)
+    ss = tl.load(sums + 2)
+    plain = tl.load(plain_pointer) != 0
+    sigma = tl.load(sigma_pointer)
+
+    # y - y is 0 if and only if y is finite
+    sound = (loss - loss == 0.0) & (f - f == 0.0) & (vs - vs == 0.0)
+    actual = f - f_trial + dR
+    predicted = dR - vs
+    finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
+    slack = tl.load(constants + 6) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)
+    numerator = actual + slack
+    denominator = predicted + slack
+    null = (ss == 0.0) & sound
+    usable = finite & (ss != 0.0) & (denominator > 0.0)
+    accepted = usable & (numerator >= tl.load(constants) * denominator) & sound
+    very = accepted & (numerator >= tl.load(constants + 1) * denominator)
+    refused = sound & (accepted == 0) & (null == 0)
+    lower = tl.load(constants + 4) * sigma
+    lower = tl.where(lower > tl.load(constants + 5), lower, tl.load(constants + 5))
+    higher = tl.where(plain, tl.load(constants + 2) * sigma, sigma)
+    higher = tl.where(finite, higher, tl.load(constants + 3) * sigma)
+    new = tl.where(very, lower, tl.where(refused, higher, sigma))
+    tl.store(sigma_pointer, new)
+
+    tl.store(accepted_count, tl.load(accepted_count) + accepted.to(tl.int64))
+    tl.store(refused_count, tl.load(refused_count) + refused.to(tl.int64))
+    tl.store(null_count, tl.load(null_count) + null.to(tl.int64))
+    tl.store(broken_count, tl.load(broken_count) + (sound == 0).to(tl.int64))
+    if accepted | null:
+        forget = tl.load(constants + 7)
+        tl.store(squares, forget * tl.load(squares) + 1.0)
+        tl.store(squares + 1, forget * forget * tl.load(squares + 1) + 1.0)
+        tl.store(squares + 2, forget * tl.load(squares + 2) + ss)
+        tl.store(squares + 3, forget * tl.load(squares + 3) + ss * ss)
+
+    tl.store(last, loss)
+    tl.store(last + 1, f_trial)
+    tl.store(last + 2, tl.where(usable, numerator / denominator, float("nan")))
+    tl.store(last + 3, new)
+    tl.store(last + 4, predicted)
+    tl.store(last + 5, actual)
+    tl.store(last + 6, tl.sqrt(ss))
+    tl.store(last + 7, accepted.to(tl.float64))
+    tl.store(last + 8, null.to(tl.float64))
+    tl.store(accepted_out, accepted.to(tl.int8))
+    tl.store(sound_out, sound.to(tl.int8))
+    tl.store(refused_out, refused.to(tl.int8))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from . import stationarity
 from .base import Params, ProximalOptimizer, StepInfo
 from .batch_growth import BatchGrowth, GradientNoise
 from .evaluation import Closure, TwoEvaluations
-from .fused import FusedTrial
+from .fused import FusedDecision, FusedTrial
 from .metrics import Metric
 from .momentum import forget
 from .proposal import Proposal
@@ -69,10 +70,12 @@ class SR2(ProximalOptimizer):
         momentum: beta of v_t, a bias-corrected average of gradients; a refused step starts it again at v = g.
         metric: a diagonal metric D_t, by name or as an object; the step then minimizes with sigma + D_t.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as the paper does).
-        foreach: True lays a group's tensors end to end, for few launches; False goes tensor by tensor; None takes a
-            fused kernel on CUDA where R has one, and else lays end to end on accelerators.
+        foreach: True works through a separable group in few passes or launches; False tensor by tensor, the path to
+            read; None takes a fused kernel on CUDA where R has one, and else is True.
         capturable: keep sigma and every decision on the device, without a host read: a legal body of a CUDA graph
             (see `sr2.optim.CapturedStep`). A loss that is not finite at x_t is then refused and counted, not raised.
+        compile: have torch.compile make the optimizer's own work one pass where it is not one kernel already, as on the
+            CPU.
         epsilon: the tolerance behind `converged`: E[|s|^2] <= epsilon^2, the paper's measure of stationarity.
         batch_growth: test assumption 3 at every step and ask for larger batches where it fails (see `BatchGrowth`).
     """
@@ -94,6 +97,7 @@ class SR2(ProximalOptimizer):
         penalize: str = "weights",
         foreach: bool | None = None,
         capturable: bool = False,
+        compile: bool = False,  # noqa: A002 - torch's own word
         epsilon: float | None = None,
         batch_growth: BatchGrowth | None = None,
     ) -> None:
@@ -108,6 +112,7 @@ class SR2(ProximalOptimizer):
         if batch_growth is not None and (capturable or momentum):
             raise ValueError("batch_growth changes the batch and judges plain gradients: no capturable, no momentum")
         self.momentum = momentum
+        self.compile = compile
         self.epsilon = epsilon
         self.batch_growth = batch_growth
         super().__init__(
@@ -125,9 +130,13 @@ class SR2(ProximalOptimizer):
         self._last: StepInfo | Tensor | None = None
         self._place()
 
+    _fused_judge: FusedDecision | None
+    _kept: dict[Tensor, Tensor]
+
     _carried = ProximalOptimizer._carried | {
         "search",
         "momentum",
+        "compile",
         "epsilon",
         "batch_growth",
         "_last",
@@ -135,12 +144,12 @@ class SR2(ProximalOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._draws = False
+        self._draws, self._fused_judge, self._kept = False, None, {}
 
     def _place(self) -> None:
         """sigma and the counters live where decisions are made: on the device if capturable, else as host numbers."""
         super()._place()
-        self._draws = False
+        self._draws, self._fused_judge, self._kept = False, None, {}
         search, device = self._own["search"], self.param_groups[0]["params"][0].device
         for name, kind, dtype in (("sigma", float, torch.float64), *((c, int, torch.int64) for c in _COUNTS)):
             value = kind(search.get(name, 0))
@@ -163,6 +172,14 @@ class SR2(ProximalOptimizer):
             return self._last
         *numbers, accepted, null = self._last.tolist()
         return None if math.isnan(null) else StepInfo.of(numbers, accepted=bool(accepted), null=bool(null))
+
+    @property
+    def figures(self) -> Tensor | None:
+        """The numbers behind `last_step`, without waiting for the device: loss, trial loss, rho, sigma, predicted,
+        actual, |s|, accepted, null; None before the first step."""
+        if isinstance(self._last, StepInfo):
+            return self._last.as_tensor()
+        return self._last
 
     @property
     def counts(self) -> dict[str, int]:
@@ -219,7 +236,7 @@ class SR2(ProximalOptimizer):
             if not self._own["search"]["entered"]:
                 self._enter_domain()
             if not self._own["search"]["sigma_known"]:
-                self._estimate_sigma(closure)
+                self.estimate_sigma(closure)
             loss = self._attempt(closure, objective)
             if loss is not None:
                 return loss
@@ -236,9 +253,9 @@ class SR2(ProximalOptimizer):
             trial = self._trial(self._proposals())
             parts = trial.move(self._own["search"]["sigma"])
             f_trial = evaluations.again(objective or closure)
-            scalars = self._scalars(loss, f, f_trial, parts)
+            losses = (loss, f, f_trial)
             if not self.capturable:
-                scalars = scalars.cpu()  # the one host read of a step
+                scalars = self._scalars(losses, parts).cpu()  # the one host read of a step
         except BaseException:  # an interrupt in the trial must not leave x halfway
             if trial is not None:
                 trial.put_back()
@@ -246,8 +263,8 @@ class SR2(ProximalOptimizer):
             raise
         eps = self._resolution(loss)
         if self.capturable:
-            self._settle_on_device(scalars, eps, trial, evaluations)
-        elif not self._batch_passes(scalars, eps, noise):
+            self._settle_on_device(losses, parts, eps, trial, evaluations)
+        elif not self._batch_passes(scalars, eps, None if objective else noise):
             trial.put_back()
         elif not self._settle(scalars, eps, trial, evaluations):
             return None
@@ -262,11 +279,11 @@ class SR2(ProximalOptimizer):
     def _trial(self, proposals: list[Proposal]) -> Trial | FusedTrial:
         if self.foreach is None and FusedTrial.fits(proposals):
             return self._fused.setdefault(0, FusedTrial()).use(proposals)
-        return Trial(proposals, flat=self._flat(proposals[0].xs))
+        return Trial(proposals, self._kept, flat=self._flat(proposals[0].xs), compiled=self.compile)
 
-    def _scalars(self, loss: Tensor, f: Tensor, f_trial: Tensor, parts: Parts) -> Tensor:
-        """f(x), F's f(x), f(x + s), v's, R(x) - R(x + s), |s|^2: one reduction point, so that processes agree."""
-        values = torch.stack([t.to(parts.vs.device, torch.float64) for t in (loss, f, f_trial)])
+    def _scalars(self, losses: Sequence[Tensor], parts: Parts) -> Tensor:
+        """loss, f(x), f(x + s), v's, R(x) - R(x + s), |s|^2: one reduction point, so that processes agree."""
+        values = torch.stack([t.to(parts.vs.device, torch.float64) for t in losses])
         group = self._process_group()
         if group is not None:  # every process has its own batch, and all must decide alike
             dist.all_reduce(values, group=group)
@@ -311,36 +328,64 @@ class SR2(ProximalOptimizer):
         return True
 
     def _settle_on_device(
-        self, scalars: Tensor, eps: float, trial: Trial | FusedTrial, evaluations: TwoEvaluations
+        self, losses: Sequence[Tensor], parts: Parts, eps: float, trial: Trial | FusedTrial, evaluations: TwoEvaluations
     ) -> None:
         """`_settle` without a host read: every choice is a `where`, every state is written in place."""
-        search = self._own["search"]
-        loss, f, _, vs, _, _ = scalars.unbind()
-        sound = loss.isfinite() & f.isfinite() & vs.isfinite()
         weights = [s["momentum_weight"] for p in trial.proposals for s in p.states if "momentum_weight" in s]
-        plain = torch.stack(weights).sum() == 0 if weights else torch.ones_like(sound)
-        decision, figures = self._decide(scalars, eps, plain)
-        accepted, null = decision.accepted & sound, decision.null & sound
-        refused = sound & ~accepted & ~null
+        plain = torch.stack(weights).sum() == 0 if weights else None
+        if isinstance(trial, FusedTrial) and self._process_group() is None:
+            accepted, sound, refused = self._fused_decision(losses, parts, eps, plain)
+        else:
+            accepted, sound, refused = self._decision_on_device(losses, parts, eps, plain)
         trial.put_back_unless(accepted)
         evaluations.undo_unless(sound)
         for proposal in trial.proposals:
             proposal.commit_on_device(sound, forget_momentum=refused)
+
+    def _decision_on_device(
+        self, losses: Sequence[Tensor], parts: Parts, eps: float, plain: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """accepted, sound, refused; sigma, counters and figures are written."""
+        search, scalars = self._own["search"], self._scalars(losses, parts)
+        loss, f, _, vs, _, ss = scalars.unbind()
+        # v's is not finite where g is not, or where only the prox is not: that is a refusal.
+        gs = [p.grad for p in self._parameters() if p.grad is not None]
+        finite = torch.stack([n.isfinite().to(vs.device) for n in torch._foreach_norm(gs, math.inf)]).all()
+        sound = loss.isfinite() & f.isfinite() & (vs.isfinite() | finite)
+        decision, figures = self._decide(scalars, eps, torch.ones_like(sound) if plain is None else plain)
+        accepted, null = decision.accepted & sound, decision.null & sound
+        refused = sound & ~accepted & ~null
         for name, flag in zip(_COUNTS, (accepted, refused, null, ~sound), strict=True):
             search[name] += flag
         figures[3] = torch.where(sound, decision.sigma, search["sigma"])
+        figures[7], figures[8] = accepted, null
         search["sigma"].copy_(figures[3])
-        sums = search["steps_squared"]
-        sums.copy_(stationarity.update(sums, scalars[5], accepted | null))
+        search["steps_squared"].copy_(stationarity.update(search["steps_squared"], ss, accepted | null))
         cast(Tensor, self._last).copy_(figures)
+        return accepted, sound, refused
 
-    def _batch_passes(self, scalars: Tensor, eps: float, noise: GradientNoise) -> bool:
-        """Assumption 3 for this batch. Where it fails, s = 0 as in Algorithm 1, and the next batch is larger."""
+    def _fused_decision(
+        self, losses: Sequence[Tensor], parts: Parts, eps: float, plain: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        s = self.search
+        constants = (s.eta1, s.eta2, s.gamma1, s.gamma2, s.gamma3, s.sigma_min, 10 * eps, stationarity.FORGET)
+        if self._fused_judge is None or self._fused_judge.key != constants:
+            self._fused_judge = FusedDecision(constants, parts.vs.device)
+        judge = self._fused_judge
+        return judge(
+            losses, parts, judge.plain if plain is None else plain, self._own["search"], cast(Tensor, self._last)
+        )
+
+    def _batch_passes(self, scalars: Tensor, eps: float, noise: GradientNoise | None) -> bool:
+        """Assumption 3 for this batch. Where it fails, s = 0 as in Algorithm 1, and the next batch is larger.
+
+        noise: None where f is the full objective, whose error against g's has the noise in it already.
+        """
         growth, search = self.batch_growth, self._own["search"]
         if growth is None or search["batch"] >= growth.largest or not bool(scalars.isfinite().all()):
             return True
         loss, f, f_trial, vs, dR, ss = scalars.tolist()
-        spread = noise.estimate()
+        spread = math.nan if noise is None else noise.estimate(self._process_group())
         slack = 10 * eps * max(1.0, abs(f))
         if growth.passes(abs(f_trial - f - vs), 0.0 if math.isnan(spread) else spread, ss, slack):
             return True
@@ -360,8 +405,12 @@ class SR2(ProximalOptimizer):
 
     # ---- the first step
 
-    def _estimate_sigma(self, closure: Closure) -> None:
-        """sigma_0 from the curvature at x_0 on the first batch; the same on all processes."""
+    def estimate_sigma(self, closure: Closure) -> None:
+        """Set sigma_0 now, from the curvature of this closure's loss at x; the same on all processes.
+
+        The first step does it unless it was done. Call it yourself to estimate on another closure: on a larger batch,
+        or on the network before it was compiled, since a compiled one cannot be differentiated twice.
+        """
         parameters = self._parameters()
         alone = self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
         with alone:

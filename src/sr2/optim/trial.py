@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .proposal import Proposal
-from .proximal_step import Parts, move_to_trial
+from .proximal_step import Parts, Piece, add_parts, move_to_trial
 
 
 class Trial:
@@ -17,32 +17,40 @@ class Trial:
 
     Args:
         proposals: the groups' tensors.
-        flat: lay separable groups end to end (few launches); else tensor by tensor, the path to read.
+        kept: where x is kept; filled with a buffer for each tensor that has none yet, to be used again at every step.
+        flat: lay separable groups out for few passes; else tensor by tensor, the path to read.
+        compiled: have torch.compile make one pass of each separable tensor.
     """
 
-    def __init__(self, proposals: Sequence[Proposal], *, flat: bool) -> None:
+    def __init__(
+        self, proposals: Sequence[Proposal], kept: dict[Tensor, Tensor], *, flat: bool, compiled: bool = False
+    ) -> None:
         self.proposals = proposals
-        self._flat = flat
-        self._kept: list[list[Tensor]] = []
+        self._flat, self._compiled = flat, compiled
+        for x in (x for p in proposals for x in p.xs):
+            if x not in kept or kept[x].stride() != torch.empty_like(x, device="meta").stride():
+                kept[x] = torch.empty_like(x)
+        self._kept = [[kept[x] for x in p.xs] for p in proposals]
+        self._moved = 0
 
     def move(self, sigma: float | Tensor) -> Parts:
         """x <- x + s with D = sigma + metric; the parts of the model, summed over the groups."""
         parts = []
-        for p in self.proposals:
+        for p, kept in zip(self.proposals, self._kept, strict=True):
             steps = [1.0 / sigma] * len(p.xs) if p.diagonal is None else [1.0 / (d + sigma) for d in p.diagonal]
+            torch._foreach_copy_(kept, p.xs)  # before anything moves: an interrupt must find all of x
+            self._moved += 1
             try:
-                kept, part = move_to_trial(p.xs, p.vs, steps, p.regularizer, flat=self._flat)
+                piece = Piece(p.xs, p.vs, steps)
+                part = move_to_trial(piece, p.regularizer, flat=self._flat, compiled=self._compiled)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the SVD of what is not finite
-                kept = [x.clone() for x in p.xs]
                 part = Parts(*torch.full((3,), math.nan, dtype=torch.float64, device=p.xs[0].device))
-            self._kept.append(kept)
             parts.append(part)
-        columns = zip(*parts, strict=True)
-        return Parts(*(torch.stack([t.to(column[0].device) for t in column]).sum() for column in columns))
+        return add_parts(parts)
 
     def put_back(self) -> None:
         """x + s -> x, exactly."""
-        for p, kept in zip(self.proposals, self._kept, strict=False):  # fewer are kept if `move` was interrupted
+        for p, kept in zip(self.proposals[: self._moved], self._kept, strict=False):
             torch._foreach_copy_(p.xs, kept)
 
     def put_back_unless(self, accepted: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,10 @@ class L0(Regularizer):
 
     def terms(self, x: Tensor) -> Tensor:
         return self.lam * (x != 0).double()
+
+    def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
+        counts = [torch.count_nonzero(x) - torch.count_nonzero(z) for x, z in zip(xs, zs, strict=True)]
+        return self.lam * sum(counts, torch.zeros((), dtype=torch.float64, device=xs[0].device))
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
         threshold = (2 * self.lam * step) ** 0.5  # a root of t, never a square of x: x**2 would under- or overflow

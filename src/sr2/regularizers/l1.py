@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Regularizer, Step, check_number
+from .base import Regularizer, Step, check_number, exact_sum
 
 
 def soft_threshold(x: Tensor, t: Step) -> Tensor:
@@ -41,6 +42,11 @@ class L1(Regularizer):
 
     def terms(self, x: Tensor) -> Tensor:
         return self.lam * x.double().abs()
+
+    def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
+        # |x| - |z| is exact where z is near x, so it need not wait for float64.
+        sums = [exact_sum(x.abs() - z.abs()) for x, z in zip(xs, zs, strict=True)]
+        return self.lam * sum(sums, torch.zeros((), dtype=torch.float64, device=xs[0].device))
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
         return soft_threshold(x, self.lam * step)

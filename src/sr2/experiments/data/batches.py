@@ -40,9 +40,19 @@ class Plan:
     def __getitem__(self, part: slice) -> Plan:
         return Plan(self.index[part], self.dx[part], self.dy[part], self.flip[part])
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All four, in order."""
+        return self.index, self.dx, self.dy, self.flip
+
     def to(self, device: torch.device | str) -> Plan:
         """The same plan on a device."""
-        return Plan(self.index.to(device), self.dx.to(device), self.dy.to(device), self.flip.to(device))
+        return Plan(*(t.to(device) for t in self.tensors))
+
+    def copy_(self, other: Plan) -> None:
+        """Overwrite this plan, in place: a CUDA graph that reads it sees the new one."""
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            mine.copy_(theirs)
 
 
 def epoch_plan(n: int, seed: int, epoch: int, pad: int = PADDING, flip: bool = True) -> Plan:

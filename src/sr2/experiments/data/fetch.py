@@ -174,6 +174,7 @@ def _npm_pack(npm: str, package: str, into: Path, progress: Progress) -> None:
     what = f"npm pack {package}"
     command = [npm, "pack", package, "--ignore-scripts", "--silent", "--fetch-retries=1"]
     started = time.monotonic()
+    progress(what, 0, 0)
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(command, cwd=into, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
