@@ -44,7 +44,7 @@ def test_every_option_of_an_optimizer_is_a_setting(name: str) -> None:
 
 
 def test_the_key_is_readable_and_lasts() -> None:
-    assert RunConfig().key == "digits-cnn-sr2-l1-0.001-s0-fc2bab8c0a"
+    assert RunConfig().key == "digits-cnn-sr2-l1-0.001-s0-a5b134183c"
     assert RunConfig(regularizer="nm").key.startswith("digits-cnn-sr2-nm-s0-")
     assert "/" not in RunConfig(data="my.mod:fn", model="x:y").key
     assert ":" not in RunConfig(data="my.mod:fn", model="x:y").key
@@ -68,6 +68,7 @@ def test_the_key_tells_every_field_apart() -> None:
         "compile": True,
         "largest_batch": 8192,
         "certificate": True,
+        "deterministic": True,
         "device": "cuda",
     }
     assert set(other) == {f.name for f in dataclasses.fields(RunConfig)}

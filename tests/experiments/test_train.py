@@ -119,7 +119,7 @@ def test_a_finished_run_is_skipped_with_a_sentence(capsys: pytest.CaptureFixture
 def test_optimizers_without_a_test_have_no_sigma(flags: list[str]) -> None:
     assert train(*flags) == 0
     (row, _) = read_run(only_run()).metrics
-    assert [row[name] for name in ("sigma", "rho", "batch", "accepted", "refused", "null")] == [None] * 5
+    assert [row[name] for name in ("sigma", "rho", "accepted", "refused", "null")] == [None] * 5
 
 
 @pytest.mark.parametrize(

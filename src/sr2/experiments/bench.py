@@ -23,7 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..optim import SR2, CapturedStep, ProxGEN, ProximalOptimizer, ProxSGD
 from ..regularizers import L0, L1, Regularizer
+from .errors import UserError
 from .models import build
+from .store import write_file
 
 Body = Callable[[], object]
 
@@ -73,6 +75,10 @@ class Timing:
 def run(config: BenchConfig) -> dict[str, Any]:
     """All figures of one configuration, as plain data."""
     device = torch.device(config.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"there is no device {config.device!r} here: use --device cpu")
+    if config.precision not in ("fp32", "tf32", "bf16"):
+        raise UserError(f"precision must be fp32, tf32 or bf16, and is {config.precision!r}")
     figures: dict[str, Any] = {
         "config": {**asdict(config), "out": None},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
@@ -86,7 +92,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
         timings = time_own_work(n, device, config.repeats)
         figures["own_work"].append({"parameters": n, "rows": _rows(timings, "sgd")})
     if config.out is not None:
-        config.out.write_text(json.dumps(figures, indent=1) + "\n")
+        write_file(config.out, (json.dumps(figures, indent=1) + "\n").encode())
     return figures
 
 

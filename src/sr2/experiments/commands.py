@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
+from .bench import BenchConfig
 from .compare import Grid, compare
 from .config import RunConfig
 from .errors import UserError
@@ -39,6 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     app.command(name="compare")(train_grid)
     app.command(name="prune")(prune)
     app.command(name="report")(report)
+    app.command(name="bench")(bench)
     app.command(data, name="data", help="Data sets: list, fetch, check.")
     app.command(paper, name="paper", help="The paper's experiments: list, run, report.")
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
@@ -115,6 +117,48 @@ def report(folders: Folders, *, out: Path | None = None) -> None:
         out: The folder of the report; `report` beside the runs unless given.
     """
     _report(_find(folders), out or folders[0] / "report")
+
+
+def bench(config: Annotated[BenchConfig, arg(name="")] = BenchConfig()) -> None:  # noqa: B008 - frozen
+    """Time a training step against torch's SGD, and the optimizer's own work against a copy: ratios of one process.
+
+    Args:
+        config: what to time.
+    """
+    from .bench import run as run_bench
+
+    console = Console()
+    with console.status("timing"):
+        figures = run_bench(config)
+    network = f"{config.model}, batch {config.batch}, {config.precision}{', compiled' if config.compile else ''}"
+    table = _table(f"a training step of {network} on {figures['device']}", *_BENCH_HEADINGS)
+    for row in figures["training"]:
+        table.add_row(*_bench_cells(row))
+    console.print(table)
+    for part in figures["own_work"]:
+        copy = next(row["milliseconds"] for row in part["rows"] if row["name"] == "copy")
+        table = _table(f"the optimizer's own work on {part['parameters']:,} parameters", *_BENCH_HEADINGS, "of copy's")
+        for row in part["rows"]:
+            # SR2 must move 16 bytes a parameter (x and v read, x and the kept x written), a copy moves 8.
+            share = f"{200 * copy / row['milliseconds']:.0f} %" if row["name"].startswith("sr2") else ""
+            table.add_row(*_bench_cells(row), share)
+        console.print(table)
+    if config.out is not None:
+        print(f"the figures are in {config.out}")
+
+
+_BENCH_HEADINGS = ("name", "ms", "x SGD", "from", "to", "peak MB", "host reads")
+
+
+def _bench_cells(row: dict[str, Any]) -> list[str]:
+    peak, reads = row["peak_bytes"], row["host_reads"]
+    return [
+        row["name"],
+        f"{row['milliseconds']:.3f}",
+        *(f"{row[name]:.2f}" for name in ("ratio", "ratio_low", "ratio_high")),
+        "" if peak is None else f"{peak / 1e6:.1f}",
+        "" if reads is None else str(reads),
+    ]
 
 
 def data_list() -> None:

@@ -84,6 +84,8 @@ class Settings:
     """Arithmetic of the network: fp32, tf32 (CUDA only) or bf16 (parameters stay float32)."""
     compile: bool = False
     """Compile the network with torch.compile."""
+    deterministic: bool = False
+    """On CUDA: only algorithms that give the same bits every time, so that a resumed run does too; a little slower."""
     device: str = "cpu"
     """cpu, cuda, cuda:0, or auto."""
 
@@ -93,7 +95,7 @@ class RunConfig(Settings):
     """One run: a network, its data, an optimizer, a regularizer, a seed.
 
     >>> RunConfig(lam=0.01).key
-    'digits-cnn-sr2-l1-0.01-s0-f11cea4a53'
+    'digits-cnn-sr2-l1-0.01-s0-2e0ca8c746'
     """
 
     optimizer: str = "sr2"

@@ -30,7 +30,7 @@ class Problem:
         device = torch.device(config.device)
         on_cuda = device.type == "cuda"  # channels_last is the layout of cuDNN's fast kernels
         if on_cuda:
-            _set_precision(config.precision)
+            _set_up_cuda(config.precision, config.deterministic)
         dataset = load(config.data)
         torch.manual_seed(config.seed)
         model = build(config.model, dataset.classes, dataset.in_shape)
@@ -79,8 +79,9 @@ class Problem:
             )
 
 
-def _set_precision(precision: str) -> None:
+def _set_up_cuda(precision: str, deterministic: bool) -> None:
     kind = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = kind
     torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
-    torch.backends.cudnn.deterministic = True  # a resumed run ends in the same bits
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic  # the fastest algorithms of this process, not of every process

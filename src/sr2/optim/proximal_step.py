@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..regularizers.base import Regularizer, Step, exact_sum
 
-CHUNK = 1 << 19
+CHUNK = 1 << 18
 
 
 class Zero(Regularizer):
@@ -96,9 +96,10 @@ def _parts(xs: Sequence[Tensor], vs: Sequence[Tensor], zs: Sequence[Tensor], reg
     vs_sum, ss_sum = [], []
     for x, v, z in zip(xs, vs, zs, strict=True):
         # z - x of two neighbouring float32 is exact, or nearly so; bfloat16 would round it to 8 bits.
-        s = (_wide(z) - _wide(x)).reshape(-1)
-        vs_sum.append(exact_sum(_wide(v).reshape(-1) * s))
-        ss_sum.append(exact_sum(s * s))
+        s = _wide(z) - _wide(x)
+        product = _wide(v) * s
+        vs_sum.append(exact_sum(product))
+        ss_sum.append(exact_sum(s.square_()))
     device = vs_sum[0].device
     dR = regularizer.decrease_of(xs, zs).to(device)
     return Parts(_sum(vs_sum, device), dR, _sum(ss_sum, device))

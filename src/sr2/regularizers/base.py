@@ -232,13 +232,9 @@ def exact_sum(x: Tensor) -> Tensor:
     torch's sum into float64 takes twice as long.
     """
     run = 512
-    if (
-        x.dtype == torch.float32
-        and x.is_cpu
-        and x.dim() == 1
-        and x.numel() >= run
-        and not torch.compiler.is_compiling()
-    ):
+    small = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() and not torch.compiler.is_compiling()
+    if small and x.numel() >= run:
+        x = x.view(-1)
         whole = x.numel() - x.numel() % run
         return x[:whole].view(-1, run).sum(1).sum(dtype=torch.float64) + x[whole:].sum(dtype=torch.float64)
     return x.sum(dtype=torch.float64)

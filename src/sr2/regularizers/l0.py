@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .base import Regularizer, Step, check_number
@@ -43,4 +44,6 @@ class L0(Regularizer):
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
         threshold = (2 * self.lam * step) ** 0.5  # a root of t, never a square of x: x**2 would under- or overflow
-        return torch.where(x.abs() <= threshold, 0.0, x)
+        if isinstance(threshold, Tensor):
+            return torch.where(x.abs() <= threshold, 0.0, x)
+        return F.hardshrink(x, min(threshold, torch.finfo(x.dtype).max))  # one pass; torch refuses a larger threshold

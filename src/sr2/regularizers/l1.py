@@ -45,7 +45,7 @@ class L1(Regularizer):
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
         # |x| - |z| is exact where z is near x, so it need not wait for float64.
-        sums = [exact_sum(x.abs() - z.abs()) for x, z in zip(xs, zs, strict=True)]
+        sums = [exact_sum(x.abs().sub_(z.abs())) for x, z in zip(xs, zs, strict=True)]
         return self.lam * sum(sums, torch.zeros((), dtype=torch.float64, device=xs[0].device))
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
