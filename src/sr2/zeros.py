@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .regularizers.base import check_number
+
+Tensors = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor]
+"""A model, or its tensors: a state dict, named ones, or bare ones."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Sparsity:
         )
 
 
-def sparsity(model: nn.Module | Iterable[tuple[str, Tensor]], threshold: float = 0.0) -> Sparsity:
+def sparsity(model: Tensors, threshold: float = 0.0) -> Sparsity:
     """Count |w| <= threshold over every parameter of a model, each counted once. Prints as a table.
 
     >>> layer = nn.Linear(4, 2)
@@ -78,7 +82,7 @@ def sparsity(model: nn.Module | Iterable[tuple[str, Tensor]], threshold: float =
     )
 
 
-def prune_(model: nn.Module | Iterable[tuple[str, Tensor]], alpha: float) -> Sparsity:
+def prune_(model: Tensors, alpha: float) -> Sparsity:
     """Set every parameter entry with |w| <= alpha to zero, in place, without retraining; returns the new `sparsity`.
 
     >>> layer = nn.Linear(4, 2)
@@ -93,5 +97,10 @@ def prune_(model: nn.Module | Iterable[tuple[str, Tensor]], alpha: float) -> Spa
     return sparsity(named)
 
 
-def _named(model: nn.Module | Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters() if isinstance(model, nn.Module) else model
+def _named(model: Tensors) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(model, nn.Module):
+        yield from model.named_parameters()
+        return
+    entries: Iterable[Any] = model.items() if isinstance(model, Mapping) else model
+    for number, entry in enumerate(entries):
+        yield (str(number), entry) if isinstance(entry, Tensor) else entry

@@ -54,14 +54,15 @@ def test_the_fused_step_is_the_step(regularizer, sigma):
 
     plain, fused = proposals(), proposals()
     before = [x.clone() for p in plain for x in p.xs]
-    one, other = Trial(plain, flat=False), FusedTrial().use(fused)
+    one, other = Trial(plain, {}, flat=False), FusedTrial().use(fused)
     assert FusedTrial.fits(fused)
     a = one.move(torch.tensor(sigma, dtype=torch.float64, device="cuda"))
     b = other.move(torch.tensor(sigma, dtype=torch.float64, device="cuda"))
     for p, q in zip(plain, fused, strict=True):
         for x, z in zip(p.xs, q.xs, strict=True):
             torch.testing.assert_close(x, z, rtol=0, atol=0)
-    torch.testing.assert_close(torch.stack(a), torch.stack(b), rtol=1e-12, atol=1e-12)
+    # The kernel multiplies in float64, the path that is its oracle in float32 before it sums in float64.
+    torch.testing.assert_close(torch.stack(a), torch.stack(b), rtol=1e-7, atol=1e-12)
     other.put_back_unless(torch.tensor(True, device="cuda"))
     torch.testing.assert_close(fused[0].xs[0], plain[0].xs[0], rtol=0, atol=0)
     other.put_back_unless(torch.tensor(False, device="cuda"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -229,10 +230,12 @@ def time_own_work(n: int, device: torch.device, repeats: int) -> list[Timing]:
             "sgd": lambda: _graph(step_sgd) if on_cuda else step_sgd,
             "sr2 l1": lambda: sr2(L1(1e-4)),
             "sr2 l0": lambda: sr2(L0(1e-12)),
-            "sr2 l1, no kernel": lambda: sr2(L1(1e-4), foreach=True),
         }
-        if n > 2e8:
-            del makers["sr2 l1, no kernel"]  # its temporaries would not fit
+        if on_cuda and n < 2e8:  # its temporaries would not fit
+            makers["sr2 l1, no kernel"] = lambda: sr2(L1(1e-4), foreach=True)
+        if not on_cuda and shutil.which("g++"):  # what torch.compile needs
+            makers["sr2 l1, compiled"] = lambda: sr2(L1(1e-4), compile=True)
+            makers["sr2 l0, compiled"] = lambda: sr2(L0(1e-12), compile=True)
         bodies, timings = {}, []
         for name, make in makers.items():
             bodies[name], peak = _made_and_peak(make, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, which may name its own `regularizer`; it must fit this optimizer and its metric."""
+        known = ["params", *self.defaults]
+        for key in param_group:
+            close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.4)
+            if close and key not in (*known, "param_names", "initial_lr", "name"):
+                raise ValueError(f"a parameter group has no key {key!r}: did you mean {close[0]!r}?")
         regularizer = param_group.get("regularizer", self.defaults["regularizer"])
         check_regularizer(regularizer)
         self._check_fits(regularizer)

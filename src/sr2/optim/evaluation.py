@@ -36,10 +36,12 @@ class Buffers:
         for tensors, copy in self._kinds:
             _cut_into(copy, tensors)
 
-    def restore_unless(self, keep: Tensor) -> None:
-        """`restore` where the 0-dim tensor `keep` is false, without looking at it."""
-        for tensors, copy in self._kinds:
-            _cut_into(torch.where(keep, _end_to_end(tensors), copy), tensors)
+    def restore_either(self, mine: Tensor, other: Buffers) -> None:
+        """`restore` this copy where the 0-dim tensor `mine` is true, else `other`, without looking at it."""
+        for owner, name, tensor in self._slots:
+            owner[name] = tensor
+        for (tensors, copy), (_, others) in zip(self._kinds, other._kinds, strict=True):
+            _cut_into(torch.where(mine, copy, others), tensors)
 
 
 class Randomness:
@@ -94,8 +96,11 @@ class TwoEvaluations:
             self.drew = self._randomness_after != self._randomness
         return loss
 
-    def again(self, closure: Closure) -> Tensor:
-        """The loss where the parameters are now; buffers, generators and gradients stay as `first` left them."""
+    def again(self, closure: Closure, *, settle_later: bool = False) -> Tensor:
+        """The loss where the parameters are now; buffers, generators and gradients stay as `first` left them.
+
+        settle_later: leave the buffers to `settle`, which must follow.
+        """
         # Inside a user's own autocast region the cast copies of the weights are cached, and are those of another x.
         torch.clear_autocast_cache()
         gradients = [p.grad for p in self._parameters]
@@ -118,7 +123,8 @@ class TwoEvaluations:
                 default.graphsafe_set_state(drawing)
             elif not self.capturing:
                 self._randomness_after.restore()
-            self._after.restore()
+            if not settle_later:
+                self._after.restore()
             torch.clear_autocast_cache()
 
     def undo(self) -> None:
@@ -127,13 +133,15 @@ class TwoEvaluations:
         if not self.capturing:
             self._randomness.restore()
 
-    def undo_unless(self, sound: Tensor) -> None:
-        """`undo` where the 0-dim tensor `sound` is false, without looking at it."""
-        self._before.restore_unless(sound)
+    def settle(self, sound: Tensor) -> None:
+        """Buffers as after `first` where the 0-dim tensor `sound` is true, else as before it, without looking at it."""
+        self._after.restore_either(sound, self._before)
 
 
 def loss_and_gradients(closure: Closure, parameters: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """The closure's loss, detached, with gradients in `.grad`; and whether the closure filled them itself."""
+    if not callable(closure):
+        raise TypeError(f"step takes a closure that returns the loss, and got {_describe(closure)}")
     for p in parameters:
         p.grad = None
     with torch.enable_grad():

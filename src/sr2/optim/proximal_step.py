@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..regularizers.base import Regularizer, Step, exact_sum
 
-CHUNK = 1 << 18
+CHUNK = 1 << 19
 
 
 class Zero(Regularizer):
@@ -69,7 +69,7 @@ def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
 
 def move_to_trial(group: Piece, regularizer: Regularizer, *, flat: bool, compiled: bool = False) -> Parts:
     """x <- x + s, in place; returns the parts of the model."""
-    work = _compiled_move if compiled else _move
+    work = _compiled_move if compiled else _move_in_place if _known(group, regularizer) else _move
     if not (flat or compiled) or not regularizer.separable:
         return _move(group, regularizer)
     if not compiled and all(x.is_cuda for x in group.xs) and len({(x.dtype, x.device) for x in group.xs}) == 1:
@@ -130,6 +130,48 @@ def _chunks(group: Piece, size: int | None) -> Iterator[Piece]:
         for start in range(0, max(1, x.numel()), size or max(1, x.numel())):
             part = [t[start : start + size] if size else t for t in flat]
             yield Piece([part[0]], [part[1]], [part[2] if len(part) > 2 else step])
+
+
+def _known(group: Piece, regularizer: Regularizer) -> bool:
+    """Whether `_move_in_place` can do it: l1 or l0, one number for a step, on the CPU in float32 or float64."""
+    a, b, c = regularizer.coefficients or (0.0, 0.0, 1.0)
+    return (
+        c == 0
+        and not (a and b)
+        and isinstance(group.steps[0], float)
+        and all(x.is_cpu and x.dtype == v.dtype != torch.bfloat16 for x, v in zip(group.xs, group.vs, strict=True))
+    )
+
+
+def _move_in_place(piece: Piece, regularizer: Regularizer) -> Parts:
+    """`_move` for l1 and l0 without a new tensor: on the CPU, fresh memory costs more than the arithmetic."""
+    (x,), (v,), (step,) = piece
+    a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
+    size = x.numel()
+    if x.dim() != 1 or size > CHUNK or not isinstance(step, float):
+        return _move(piece, regularizer)
+    z, s, t = (buffer[:size] for buffer in _buffers(x.dtype, CHUNK))
+    torch.sub(x, torch.mul(v, step, out=z), out=z)
+    largest = torch.finfo(x.dtype).max
+    if a:
+        torch.ops.aten.softshrink.out(z, min(a * step, largest), out=z)
+    if b:
+        torch.ops.aten.hardshrink.out(z, min((2 * b * step) ** 0.5, largest), out=z)
+    torch.sub(z, x, out=s)
+    vs = exact_sum(torch.mul(v, s, out=t))
+    ss = exact_sum(torch.mul(s, s, out=t))
+    dR = torch.zeros((), dtype=torch.float64)
+    if a:
+        dR = a * exact_sum(torch.sub(torch.abs(x, out=t), torch.abs(z, out=s), out=t))
+    if b:
+        dR = b * (torch.count_nonzero(x) - torch.count_nonzero(z)).double()
+    x.copy_(z)
+    return Parts(vs, dR, ss)
+
+
+@functools.cache
+def _buffers(dtype: torch.dtype, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
 
 
 def _compiled_move(piece: Piece, regularizer: Regularizer) -> Parts:

@@ -227,7 +227,7 @@ class SR2(ProximalOptimizer):
             objective: returns f of the full problem, to test the step on it instead of on the batch (Algorithm 1 as
                 written).
         """
-        if closure is None:
+        if not callable(closure):
             raise TypeError(
                 "SR2.step needs a closure, since it evaluates the loss twice: optimizer.step(lambda: loss_fn(model(x), "
                 "y)); torch's GradScaler cannot pass one, so use bfloat16 autocast, which needs no scaler"
@@ -252,7 +252,7 @@ class SR2(ProximalOptimizer):
             f = loss if objective is None else evaluations.again(objective)
             trial = self._trial(self._proposals())
             parts = trial.move(self._own["search"]["sigma"])
-            f_trial = evaluations.again(objective or closure)
+            f_trial = evaluations.again(objective or closure, settle_later=self.capturable)
             losses = (loss, f, f_trial)
             if not self.capturable:
                 scalars = self._scalars(losses, parts).cpu()  # the one host read of a step
@@ -338,7 +338,7 @@ class SR2(ProximalOptimizer):
         else:
             accepted, sound, refused = self._decision_on_device(losses, parts, eps, plain)
         trial.put_back_unless(accepted)
-        evaluations.undo_unless(sound)
+        evaluations.settle(sound)
         for proposal in trial.proposals:
             proposal.commit_on_device(sound, forget_momentum=refused)
 
@@ -429,7 +429,9 @@ class SR2(ProximalOptimizer):
         """Algorithm 1 starts where R is finite: a group that does not is moved to its prox, once."""
         for number, group in enumerate(self.param_groups):
             regularizer, xs = group["regularizer"], [p for p in group["params"] if p.requires_grad]
-            if regularizer is None or not xs or not bool(regularizer.value(xs).isposinf()):
+            if regularizer is None or not xs or regularizer.coefficients is not None:
+                continue  # finite everywhere
+            if not bool(regularizer.value(xs).isposinf()):
                 continue
             for x, z in zip(
                 xs, regularizer.prox(xs, 1.0 / self.sigma if self._own["search"]["sigma_known"] else 1.0), strict=True

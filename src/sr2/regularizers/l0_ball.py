@@ -37,7 +37,7 @@ class L0Ball(Regularizer):
         if self.k is not None:
             check_integer(self, "k", self.k, 0)
         elif self.density != 1:
-            check_number(self, "density", self.density, 0, 1)
+            check_number(self, "density", self.density, 0, 1)  # or 1 itself, the whole group
 
     def budget(self, n: int) -> int:
         """How many of n entries may be nonzero."""
