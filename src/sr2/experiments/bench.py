@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..optim import SR2, CapturedStep, ProxGEN, ProximalOptimizer, ProxSGD
 from ..regularizers import L0, L1, Regularizer
+from .config import check_arithmetic, find_device
 from .errors import UserError
 from .models import build
 from .store import write_file
@@ -36,7 +37,7 @@ class BenchConfig:
     """Time a training step against torch's SGD, and the optimizer's own work against a copy."""
 
     device: str = "cpu"
-    """cpu or cuda."""
+    """cpu, cuda, cuda:0, or auto."""
     model: str = "cnn"
     """The network."""
     size: int = 8
@@ -75,11 +76,13 @@ class Timing:
 
 def run(config: BenchConfig) -> dict[str, Any]:
     """All figures of one configuration, as plain data."""
-    device = torch.device(config.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"there is no device {config.device!r} here: use --device cpu")
-    if config.precision not in ("fp32", "tf32", "bf16"):
-        raise UserError(f"precision must be fp32, tf32 or bf16, and is {config.precision!r}")
+    device = find_device(config.device)
+    check_arithmetic(config.precision, device)
+    for name in ("size", "batch", "steps", "repeats"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, and is {getattr(config, name)}")
+    if min(config.parameters, default=1) < 1:
+        raise UserError(f"parameters must be at least 1, and are {min(config.parameters)}")
     figures: dict[str, Any] = {
         "config": {**asdict(config), "out": None},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
@@ -289,8 +292,7 @@ class _HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        source = next((a for a in args if isinstance(a, Tensor)), None)
-        if source is not None and source.is_cuda:
+        if any(isinstance(a, Tensor) and a.is_cuda for a in args):  # the source may come second, as in host.copy_(x)
             reads = func.overloadpacket.__name__ in ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero")
             self.count += reads or (isinstance(out, Tensor) and out.device.type == "cpu")
         return out

@@ -281,19 +281,28 @@ def checked(config: RunConfig) -> RunConfig:
     for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
         if getattr(config, name) < least:
             raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
-    if config.precision not in get_args(Precision):
-        raise UserError(f"precision must be one of {', '.join(get_args(Precision))}, and is {config.precision!r}")
-    device = _device(config.device)
-    if config.precision == "tf32" and device.type != "cuda":
-        raise UserError(f"tf32 is arithmetic of CUDA devices, and the device is {device}: use fp32 or bf16")
+    check_arithmetic(config.precision, find_device(config.device))
     if config.certificate and config.optimizer != "sr2":
         raise UserError(f"a certificate is about steps of sr2, and the optimizer is {config.optimizer}")
+    if config.certificate and (config.momentum or config.metric not in (None, "none")):
+        raise UserError("a certificate is about plain gradients: leave out momentum and metric, or the certificate")
     # What it finds wrong with its options, it says itself.
     make_optimizer(dataclasses.replace(config, device="cpu"), nn.Linear(2, 2))
     return config
 
 
-def _device(name: str) -> torch.device:
+def check_arithmetic(precision: str, device: torch.device) -> None:
+    """A UserError if there is no such arithmetic, or not on that device."""
+    if precision not in get_args(Precision):
+        raise UserError(f"precision must be one of {', '.join(get_args(Precision))}, and is {precision!r}")
+    if precision == "tf32" and device.type != "cuda":
+        raise UserError(f"tf32 is arithmetic of CUDA devices, and the device is {device}: use fp32 or bf16")
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name, if it is here; a UserError if not."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:

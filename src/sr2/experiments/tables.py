@@ -211,7 +211,7 @@ def _mark_best(rows: list[Row]) -> Iterator[Row]:
 
 def _maxima(rows: Sequence[tuple[Value | None, ...]]) -> list[float | None]:
     columns = [[round(value.mean, 2) for value in column if value] for column in zip(*rows, strict=True)]
-    return [max(column) if len(column) > 1 else None for column in columns]
+    return [max(column) if len(set(column)) > 1 else None for column in columns]
 
 
 def _marked(values: tuple[Value | None, ...], best: list[float | None]) -> tuple[Value | None, ...]:

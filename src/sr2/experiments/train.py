@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import signal
@@ -215,7 +216,8 @@ class Trainer:
     def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals) -> None:
         self.config, self.store, self.stop = config, store, stop
         self.problem = Problem(config)
-        self.optimizer = make_optimizer(config, self.problem.model)
+        largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
+        self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), self.problem.model)
         captured = getattr(self.optimizer, "capturable", False) and self.problem.device.type == "cuda"
         self.runner = (CapturedRunner if captured else StepRunner)(self.problem, self.optimizer)
         self.epoch = 0
