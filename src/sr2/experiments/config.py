@@ -210,8 +210,8 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> ProximalOptimizer:
         options["capturable"] = True  # whole steps are replayed as CUDA graphs
     with _as_user_errors():
         if config.batch_growth is not None:
-            largest = max(config.batch, config.largest_batch)
-            options["batch_growth"] = optim.BatchGrowth(config.batch_growth, config.batch, largest=largest)
+            growth = optim.BatchGrowth(config.batch_growth, config.batch, largest=config.largest_batch)
+            options["batch_growth"] = growth
         return constructor(model, regularizer, penalize=config.penalize, **options)  # type: ignore[no-any-return]
 
 
@@ -282,6 +282,8 @@ def checked(config: RunConfig) -> RunConfig:
         if getattr(config, name) < least:
             raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
     check_arithmetic(config.precision, find_device(config.device))
+    if config.batch_growth is not None and config.largest_batch < config.batch:
+        raise UserError(f"largest_batch must be at least the batch, {config.batch}, and is {config.largest_batch}")
     if config.certificate and config.optimizer != "sr2":
         raise UserError(f"a certificate is about steps of sr2, and the optimizer is {config.optimizer}")
     if config.certificate and (config.momentum or config.metric not in (None, "none")):

@@ -252,8 +252,8 @@ class Trainer:
         self._finish()
 
     def _converged(self) -> bool:
-        """Whether the optimizer is as stationary as the user asked for; asked between epochs."""
-        return bool(self.rows) and bool(getattr(self.optimizer, "converged", False))
+        """Whether the optimizer is as stationary as the user asked for; an epoch that was begun is first finished."""
+        return bool(self.rows) and not self.step and bool(getattr(self.optimizer, "converged", False))
 
     @property
     def stopped_early(self) -> str:
