@@ -56,6 +56,7 @@ def test_version_and_module() -> None:
         ("train --model cnm", "did you mean cnn"),
         ("prune", "name at least one run folder"),
         ("report", "name at least one run folder"),
+        ("train --seed 9223372036854775808", "seed must be below 2^63"),
         ("report nowhere", "nowhere does not exist"),
         ("data fetch cifar", "did you mean cifar10"),
         ("data check digit", "did you mean digits"),
@@ -125,5 +126,8 @@ def test_report_and_paper_report(
     assert main(["train", "--model", "mlp", "--epochs", "1", "--batch", "400"]) == 0
     assert main(["report", "runs"]) == 0
     assert "the report is runs/report/index.html" in capsys.readouterr().out
+    Path("a-file").write_text("")
+    assert main(["report", "runs", "--out", "a-file"]) == 2
+    assert capsys.readouterr().err == "error: a-file cannot be written: Not a directory\n"
     assert main(["paper", "report"]) == 0
     assert "the report is runs/paper/index.html" in capsys.readouterr().out

@@ -84,6 +84,18 @@ def test_a_config_survives_json() -> None:
         RunConfig.from_dict({"epoch": 3})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("lam", "x"), ("lam", None), ("epochs", 1.5), ("seed", True), ("augment", 1), ("penalize", "biases")),
+        *(("sigma", "automatic"), ("reg", "p=1"), ("reg", [1]), ("metric", 3), ("data", None)),
+    ],
+)
+def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"the setting {name} cannot be"):
+        RunConfig.from_dict({name: value})
+
+
 def test_constants_reach_the_regularizer() -> None:
     def made(name: str, *reg: str, **settings: float) -> object:
         return make_regularizer(RunConfig(regularizer=name, reg=reg, **settings))
@@ -135,6 +147,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "lambda as a constant": ({"reg": ("lam=1",)}, "use --lam"),
     "no epochs": ({"epochs": 0}, "epochs must be at least 1"),
     "a negative seed": ({"seed": -1}, "seed must be at least 0"),
+    "a seed that is too large": ({"seed": 2**63}, r"seed must be below 2\^63, and is 9223372036854775808"),
     "penalize nothing": ({"penalize": "biases"}, "'weights' or 'all'"),
 }
 

@@ -14,6 +14,9 @@ from sr2.experiments.evaluate import accuracy, recalibrate_
 from sr2.experiments.problem import Problem
 from sr2.experiments.prune import sweep
 from sr2.experiments.store import WEIGHTS, find_runs, read_weights
+from tests.experiments.synthetic import make_run
+
+WHY = "the run did not finish, or its weights were deleted"
 
 
 def problem(model: str) -> Problem:
@@ -75,9 +78,18 @@ def test_sr2_prune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert (record.path / "prune.json").read_bytes() == written  # what the end of the training found
     assert (record.path / WEIGHTS).read_bytes() == weights
 
+    unfinished = make_run(Path("runs"), RunConfig(epochs=3), stop=1)
+    assert main(["prune", "runs"]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"skipped: {unfinished.path / WEIGHTS} is not there: {WHY}\n"
+    assert record.path.name[:20] in said.out
+    assert not (unfinished.path / "prune.json").exists()
+
     (record.path / WEIGHTS).unlink()
     assert main(["prune", str(record.path)]) == 2
-    assert "weights.safetensors is not there" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "weights.safetensors is not there" in error
+    assert "error: there is nothing to prune" in error
     assert main(["prune", str(tmp_path)]) == 2
     assert main(["prune", "nowhere"]) == 2
     assert "nowhere does not exist" in capsys.readouterr().err

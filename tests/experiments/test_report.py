@@ -155,6 +155,28 @@ def test_the_papers_report_leaves_other_runs_out(tmp_path: Path) -> None:
     assert "digits" not in text
 
 
+def test_a_place_that_cannot_be_written_is_a_sentence(records: list[RunRecord], tmp_path: Path) -> None:
+    place = tmp_path / "a-file"
+    place.write_text("")
+    for out in (place, place / "below"):
+        with pytest.raises(UserError, match=rf"^{out} cannot be written: Not a directory$"):
+            report.write_report(records, out)
+
+
+def test_certificates_have_four_digits_and_their_intervals(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs", RunConfig(epochs=2))
+    found = {"bound": 3.95123456, "batches": 11, "lipschitz": None}
+    found |= {"step_term": {"mean": 3.530001, "half_width": 0.4200012}, "variance_term": {"mean": 1, "half_width": None}}
+    path = run.path / "certificate.json"
+    path.write_text(json.dumps(found))
+    text = report.write_report([run], tmp_path / "out").read_text()
+    for fact in ("3.951", "11", "3.53 ± 0.42", "1 ± unknown"):
+        assert f"<dd>{fact}</dd>" in text
+    for damage in ("[1]", "{"):
+        path.write_text(damage)
+        assert f"{path} is damaged" in report.write_report([run], tmp_path / "out").read_text()
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium binary was found")
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -18,6 +18,11 @@ from sr2.experiments import store as store_module
 from sr2.experiments.config import RunConfig
 from sr2.experiments.errors import UserError
 from sr2.experiments.store import CHECKPOINT, PREVIOUS, RunStore, find_runs, read_run, read_weights
+from tests.experiments.synthetic import make_run
+
+
+ROW = dict.fromkeys(("objective", "test_accuracy", "zero_pct", "small_pct", "seconds"), 1.0)
+ROW |= dict.fromkeys(("sigma", "rho", "accepted", "refused"))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -137,7 +142,7 @@ def test_a_second_process_is_kept_out(store: RunStore) -> None:
 
 
 def test_metrics_are_lines_of_json(store: RunStore) -> None:
-    store.write_metrics([{"epoch": 1, "R": None}, {"epoch": 2, "R": 0.5}])
+    store.write_metrics([{**ROW, "epoch": 1, "R": None}, {**ROW, "epoch": 2, "R": 0.5}])
     record = read_run(store.path)
     assert [row["epoch"] for row in record.metrics] == [1, 2]
     assert record.result is None
@@ -161,6 +166,8 @@ def test_a_folder_that_is_not_a_run_is_said_to_be_so(tmp_path: Path, store: RunS
         find_runs([tmp_path / "empty"])
     with pytest.raises(UserError, match="nowhere does not exist"):
         find_runs([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match=rf"config.json is a file: name its folder, {store.path}$"):
+        find_runs([store.path / "config.json"])
     assert find_runs([tmp_path / "empty"], missing_ok=True) == []
     assert [r.path.name for r in find_runs([tmp_path, store.path])] == ["run"]
     with pytest.raises(UserError, match=r"weights\.safetensors is not there"):
@@ -174,6 +181,35 @@ def test_a_folder_that_is_not_a_run_is_said_to_be_so(tmp_path: Path, store: RunS
 def test_a_damaged_file_is_named(store: RunStore, file: str, content: str) -> None:
     (store.path / file).write_text(content)
     with pytest.raises(UserError, match=file):
+        read_run(store.path)
+
+
+@pytest.mark.parametrize("file", ["env.json", "metrics.jsonl", "result.json", "prune.json"])
+@pytest.mark.parametrize("content", ["[]", "[1, 2]", "3", "null", '{"rows": [1], "epoch": "x", "accuracy": []}'])
+def test_json_of_another_shape_is_named(store: RunStore, file: str, content: str) -> None:
+    (store.path / file).write_text(content)
+    if (file, content[0]) == ("env.json", "{"):
+        assert read_run(store.path).env  # any facts will do
+        return
+    with pytest.raises(UserError, match=rf"{store.path / file} is not what a run writes"):
+        read_run(store.path)
+
+
+@pytest.mark.parametrize("key", ["layers", "histogram", "accuracy"])
+def test_a_result_needs_its_keys(tmp_path: Path, key: str) -> None:
+    path = make_run(tmp_path, RunConfig(epochs=1)).path / "result.json"
+    result = json.loads(path.read_text())
+    for other in ({n: v for n, v in result.items() if n != key}, {**result, key: {"zeros": "x"}}, {}):
+        path.write_text(json.dumps(other))
+        with pytest.raises(UserError, match=rf"{path} is not what a run writes"):
+            read_run(path.parent)
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [("lam", "x", "lam cannot be 'x'"), ("regularizer", "l3", "l3")])
+def test_a_setting_that_cannot_be_names_the_file(store: RunStore, name: str, value: str, words: str) -> None:
+    path = store.path / "config.json"
+    path.write_text(json.dumps({**RunConfig().to_dict(), name: value}))
+    with pytest.raises(UserError, match=rf"{path} is not the configuration of a run \(.*{words}"):
         read_run(store.path)
 
 

@@ -15,6 +15,7 @@ from sr2.cli import main
 from sr2.experiments.config import RunConfig, make_optimizer
 from sr2.experiments.data import Batches, eval_batches, load
 from sr2.experiments.models import build
+from sr2.experiments.problem import Problem
 from sr2.experiments.store import find_runs, read_run, read_weights
 
 ROW = [
@@ -182,6 +183,49 @@ def test_a_network_that_does_not_fit_is_a_sentence(capsys: pytest.CaptureFixture
     assert train("--batch", "5000") == 2
     assert "the batch size must be from 1 to" in capsys.readouterr().err
     assert find_runs([Path("runs")], missing_ok=True) == []  # nothing started
+
+
+def test_a_network_that_cannot_be_trained_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("untrainable.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def bare(): return nn.Sequential(nn.Flatten(), nn.AvgPool1d(6, 6))\n"
+        "def frozen(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(64, 10)\n"
+        "class Detached(Net):\n"
+        "    def forward(self, x): return self.layer(x.flatten(1)).detach()\n"
+        "class Failing(Net):\n"
+        "    def forward(self, x):\n"
+        "        if self.training: raise ValueError('not in training')\n"
+        "        return self.layer(x.flatten(1))\n"
+    )
+    for flags, words in {
+        ("untrainable:bare",): "untrainable:bare has no parameters to train",
+        ("untrainable:frozen",): "untrainable:frozen has no parameters to train",
+        ("untrainable:Detached",): "untrainable:Detached while training do not depend on its parameters",
+        ("untrainable:Failing",): "images of digits while training, 200 in a batch: not in training",
+        ("resnet18", "--batch", "1"): "while training, 1 in a batch: Expected more than 1 value per channel",
+    }.items():
+        assert train("--model", *flags) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+    assert find_runs([Path("runs")], missing_ok=True) == []  # nothing started
+
+
+def test_trying_the_network_leaves_no_trace() -> None:
+    made = Problem(RunConfig())
+    before = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
+    made.model.append(torch.nn.Dropout(0.5))  # type: ignore[operator]
+    randomness = torch.get_rng_state()
+    made.check_training(RunConfig())
+    assert torch.equal(torch.get_rng_state(), randomness)
+    assert all(torch.equal(before[name], tensor) for name, tensor in made.model.state_dict().items())
+    assert not any(module.training for module in made.model.modules())
+    assert all(p.grad is None for p in made.model.parameters())
 
 
 def test_tied_weights_survive() -> None:

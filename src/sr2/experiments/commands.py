@@ -18,7 +18,7 @@ from .compare import Grid, compare
 from .config import RunConfig
 from .errors import UserError
 from .progress import Watch
-from .store import RunRecord, find_runs
+from .store import WEIGHTS, RunRecord, find_runs
 from .train import StopSignals, train
 
 DESCRIPTION = "Train sparse networks under nonsmooth regularizers, without a learning rate to tune."
@@ -86,8 +86,8 @@ def train_grid(
     return 2 if failed else 0
 
 
-def prune(folders: Folders, *, device: str | None = None) -> None:
-    """Set |w| <= 10^-k to zero for k = 1..8, without retraining, and measure: prune.json of each run.
+def prune(folders: Folders, *, device: str | None = None) -> int:
+    """Set |w| <= 10^-k to zero for k = 1..8, without retraining, and measure: prune.json of each finished run.
 
     Args:
         folders: Run folders, or folders of them.
@@ -95,8 +95,12 @@ def prune(folders: Folders, *, device: str | None = None) -> None:
     """
     from .prune import prune_run
 
-    console = Console()
+    console, done = Console(), 0
     for record in _find(folders):
+        if not (record.path / WEIGHTS).exists():
+            why = "the run did not finish, or its weights were deleted"
+            print(f"skipped: {record.path / WEIGHTS} is not there: {why}", file=sys.stderr)
+            continue
         with console.status(f"pruning {record.path}"):
             sweep = prune_run(record.path, device)
         title = f"{record.config.label} ({record.path.name})"
@@ -107,6 +111,10 @@ def prune(folders: Folders, *, device: str | None = None) -> None:
             numbers = (row["sparsity_pct"], row["accuracy"], row["accuracy_recalibrated"])
             table.add_row(f"1e-{row['k']}", *(f"{number:.2f}" for number in numbers))
         console.print(table)
+        done += 1
+    if not done:
+        print("error: there is nothing to prune: no run that was named has its weights", file=sys.stderr)
+    return 0 if done else 2
 
 
 def report(folders: Folders, *, out: Path | None = None) -> None:

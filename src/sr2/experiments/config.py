@@ -13,7 +13,8 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
@@ -116,9 +117,11 @@ class RunConfig(Settings):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
         """The inverse of `to_dict`; a field that is missing has its default."""
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in values:
-            check_known("setting", name, known)
+        kinds = get_type_hints(cls)
+        for name, value in values.items():
+            check_known("setting", name, kinds)
+            if not _fits(value, kinds[name]):
+                raise UserError(f"the setting {name} cannot be {value!r}")
         return cls(**{**values, "reg": tuple(values.get("reg", ()))})
 
     @property
@@ -149,6 +152,19 @@ class RunConfig(Settings):
 
 OPTIONS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.default is None)
 """The fields that are options of an optimizer."""
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a value read from JSON can be of a field's type; a tuple comes as a list, a float maybe as an int."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is tuple:
+        return isinstance(value, list | tuple) and all(_fits(item, get_args(kind)[0]) for item in value)
+    if get_origin(kind) in (UnionType, Union):
+        return any(_fits(value, one) for one in get_args(kind))
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
 
 
 def _snake(name: str) -> str:
@@ -281,6 +297,8 @@ def checked(config: RunConfig) -> RunConfig:
     for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
         if getattr(config, name) < least:
             raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
+    if config.seed >= 2**63:
+        raise UserError(f"seed must be below 2^63, and is {config.seed}")
     check_arithmetic(config.precision, find_device(config.device))
     if config.batch_growth is not None and config.largest_batch < config.batch:
         raise UserError(f"largest_batch must be at least the batch, {config.batch}, and is {config.largest_batch}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..optim.evaluation import untouched
 from .config import RunConfig
 from .data import Batches, EvalBatches, eval_batches, load
 from .errors import UserError
@@ -52,9 +54,13 @@ class Problem:
 
     def logits(self, x: Tensor, compiled: bool = True) -> Tensor:
         """The network's outputs in float32, computed in the run's precision."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
+        with self.arithmetic():
             out = self._forward(x) if compiled else self.model(x)
         return out.float()
+
+    def arithmetic(self) -> torch.autocast:
+        """The run's precision, as a context."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16)
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
         """What is made once for this problem and used again: `make` is called the first time."""
@@ -62,21 +68,43 @@ class Problem:
             self._kept[name] = make()
         return self._kept[name]  # type: ignore[no-any-return]
 
+    def check_training(self, config: RunConfig) -> None:
+        """A network that cannot be trained on such batches is said to be so before the first step; no trace is left."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not parameters:
+            raise UserError(f"{config.model} has no parameters to train: at least one must require a gradient")
+        x, _ = next(self.batches.epoch(0))
+        with untouched(self.model, parameters):
+            self.model.train()
+            try:
+                with _failing(config, x, f" while training, {len(x)} in a batch"), torch.enable_grad():
+                    depends = self.logits(x, compiled=False).requires_grad
+            finally:
+                self.model.eval()
+        if not depends:
+            raise UserError(f"the outputs of {config.model} while training do not depend on its parameters")
+
     def _check_forward(self, config: RunConfig, classes: int) -> None:
         """A network that does not fit the images is said to be so before the first step."""
         x, _ = next(iter(self.test))
         self.model.eval()
-        try:
-            with torch.no_grad():
-                shape = tuple(self.logits(x[:2]).shape)
-        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            images = " x ".join(map(str, x.shape[1:]))
-            raise UserError(f"{config.model} fails on the {images} images of {config.data}: {error}") from error
+        with _failing(config, x), torch.no_grad():
+            shape = tuple(self.logits(x[:2]).shape)
         if shape != (2, classes):
             raise UserError(
                 f"{config.model} gives outputs of shape {shape} for 2 images of {config.data}: "
                 f"they must be of shape {(2, classes)}"
             )
+
+
+@contextmanager
+def _failing(config: RunConfig, x: Tensor, mode: str = "") -> Iterator[None]:
+    """What a network finds wrong with its images is a mistake of the user."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        images = " x ".join(map(str, x.shape[1:]))
+        raise UserError(f"{config.model} fails on the {images} images of {config.data}{mode}: {error}") from error
 
 
 def _set_up_cuda(precision: str, deterministic: bool) -> None:

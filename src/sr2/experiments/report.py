@@ -18,7 +18,7 @@ from .errors import UserError
 from .figures import draw, encode
 from .groups import Group, group, optimizer_name, penalty
 from .paper import OPTIMIZERS, cells, match
-from .store import write_file
+from .store import named_errors, write_file
 
 if TYPE_CHECKING:
     from .config import RunConfig
@@ -34,7 +34,8 @@ def write_report(records: Iterable[RunRecord], out: Path, title: str | None = No
     if not runs and not paper:
         raise UserError("there is no run to report on: `sr2 train` or `sr2 compare` makes some")
     shown, drawn = tables.build(runs, paper=paper), charts(runs)
-    out.joinpath("figures").mkdir(parents=True, exist_ok=True)
+    with named_errors(out):
+        out.joinpath("figures").mkdir(parents=True, exist_ok=True)
     write_file(out / "tables.md", tables.markdown(shown).encode())
     write_file(out / "tables.tex", tables.latex(shown).encode())
     write_file(out / "tables.csv", tables.comma_separated(shown).encode())
@@ -213,7 +214,9 @@ def _certificates(records: Sequence[RunRecord]) -> str:
             continue
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict):
             found = {"error": f"{path} is damaged"}
         name = f"{optimizer_name(record.config.optimizer)} {penalty(record.config)} seed {record.config.seed}"
         out.append(f'<div class="card"><b>{_text(name)}</b>{_facts(found)}</div>')
@@ -244,7 +247,13 @@ def _number(value: float | None, digits: int) -> str:
 
 def _facts(facts: dict[str, Any]) -> str:
     def show(value: object) -> str:
-        return json.dumps(value) if isinstance(value, dict | list) else str(value)
+        if isinstance(value, dict) and {"mean", "half_width"} <= set(value):
+            return f"{show(value['mean'])} ± {show(value['half_width'])}"
+        if isinstance(value, dict | list):
+            return json.dumps(value)
+        if value is None:  # how JSON says inf and nan
+            return "unknown"
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
 
     rows = (f"<dt>{_text(name)}</dt><dd>{_text(show(v))}</dd>" for name, v in facts.items() if v is not None)
     return f"<dl>{''.join(rows)}</dl>"

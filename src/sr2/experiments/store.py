@@ -27,9 +27,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from .. import __version__
-from .config import RunConfig
+from .config import REGULARIZERS, RunConfig
 from .data.cache import write_atomically
 from .errors import UserError
+from .names import check_known
 
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 WEIGHTS = "weights.safetensors"
@@ -57,15 +58,17 @@ def read_run(folder: Path) -> RunRecord:
     config = _read_json(folder / "config.json")
     try:
         made = RunConfig.from_dict(config)
+        if ":" not in made.regularizer:
+            check_known("regularizer", made.regularizer, [*REGULARIZERS, "none"])
     except (UserError, TypeError, AttributeError) as error:
         raise UserError(f"{folder / 'config.json'} is not the configuration of a run ({error})") from error
     return RunRecord(
         folder,
         made,
-        _read_json(folder / "env.json", {}),
+        _read_json(folder / "env.json", {}, _ENV),
         _read_lines(folder / "metrics.jsonl"),
-        _read_json(folder / "result.json", None),
-        _read_json(folder / "prune.json", None),
+        _read_json(folder / "result.json", None, _RESULT),
+        _read_json(folder / "prune.json", None, _SWEEP),
     )
 
 
@@ -78,6 +81,8 @@ def find_runs(paths: Iterable[Path], missing_ok: bool = False) -> list[RunRecord
     for path in map(Path, paths):
         folders = [path] if (path / "config.json").is_file() else sorted(p.parent for p in path.rglob("config.json"))
         if not folders and not missing_ok:
+            if path.is_file():
+                raise UserError(f"{path} is a file: name its folder, {path.parent}")
             what = "has no run in it" if path.is_dir() else "does not exist"
             raise UserError(f"{path} {what}: name a run folder (it has a config.json), or a folder of them")
         found |= {folder.resolve(): read_run(folder) for folder in folders}
@@ -102,7 +107,7 @@ class RunStore:
         """Hold the run; make its folder, and sweep up what a killed process was writing."""
         import fcntl
 
-        with _named_errors(self.path):
+        with named_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             file = open(self.path / ".lock", "a")  # noqa: SIM115 - the lock lives as long as the file is open
         with file:
@@ -119,9 +124,9 @@ class RunStore:
     def start(self) -> None:
         """Write the configuration and the environment; a run that is resumed keeps the time of its first start."""
         env = environment(self.config)
-        before: dict[str, Any] = _read_json(self.path / "env.json", {})
+        before: dict[str, Any] = _read_json(self.path / "env.json", {}, _ENV)
         if before:
-            env |= {"started": before["started"], "resumed": before.get("resumed", 0) + 1}
+            env |= {"started": before.get("started", env["started"]), "resumed": before.get("resumed", 0) + 1}
         self._write_json("config.json", self.config.to_dict())
         self._write_json("env.json", env)
 
@@ -132,7 +137,7 @@ class RunStore:
         data = buffer.getbuffer()
         checksum = hashlib.sha256(data).hexdigest().encode()
         path, fresh = self.path / CHECKPOINT, self.path / f".{CHECKPOINT}.new"
-        with _named_errors(path):
+        with named_errors(path):
             write_atomically(fresh, lambda file: file.writelines((data, _MARK, checksum, b"\n")))
             if path.exists():  # killed between the two renames, the previous one is found
                 os.replace(path, self.path / PREVIOUS)
@@ -147,7 +152,7 @@ class RunStore:
         return None
 
     def _load(self, path: Path) -> dict[str, Any]:
-        with _named_errors(path, "read"):
+        with named_errors(path, "read"):
             content = path.read_bytes()
         data, tail = content[:-_TAIL], content[-_TAIL:]
         whole = tail == _MARK + hashlib.sha256(data).hexdigest().encode() + b"\n"
@@ -185,7 +190,7 @@ class RunStore:
     @property
     def result(self) -> dict[str, Any] | None:
         """`result.json` of a finished run, else None."""
-        found: dict[str, Any] | None = _read_json(self.path / "result.json", None)
+        found: dict[str, Any] | None = _read_json(self.path / "result.json", None, _RESULT)
         return found
 
     def _write_json(self, name: str, value: object) -> None:
@@ -208,7 +213,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file as a whole or not at all; what the disk says is a UserError that names the file."""
-    with _named_errors(path):
+    with named_errors(path):
         write_atomically(path, lambda file: file.write(data))
 
 
@@ -242,7 +247,7 @@ def _commit() -> str | None:
 
 
 @contextlib.contextmanager
-def _named_errors(path: Path, verb: str = "written") -> Iterator[None]:
+def named_errors(path: Path, verb: str = "written") -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -252,12 +257,41 @@ def _named_errors(path: Path, verb: str = "written") -> Iterator[None]:
 _REQUIRED: Any = object()
 
 
-def _read_json(path: Path, missing: Any = _REQUIRED) -> Any:
+# What readers of a run count on: of an object its keys, of a list its entries, else the type.
+_NUMBER, _MAYBE = int | float, int | float | None
+_ENV: dict[str, Any] = {}
+_ROW = dict.fromkeys(("objective", "sigma", "rho", "accepted", "refused"), _MAYBE) | dict.fromkeys(
+    ("epoch", "test_accuracy", "zero_pct", "small_pct", "seconds"), _NUMBER
+)
+_RESULT = dict.fromkeys(("accuracy", "zero_pct", "small_pct", "epochs", "seconds", "parameters"), _NUMBER) | {
+    "layers": [{"name": str, "shape": [int], "zeros": int, "total": int}],
+    "histogram": {"log10_edges": [_NUMBER], "counts": [int], "zeros": int},
+}
+_SWEPT = dict.fromkeys(("alpha", "sparsity_pct", "accuracy", "accuracy_recalibrated"), _NUMBER)
+_SWEEP = {"rows": [_SWEPT]}
+
+
+def _check(path: Path, value: object, kind: Any) -> Any:
+    """The value, if it is what a run writes there."""
+
+    def fits(value: object, kind: Any) -> bool:
+        if isinstance(kind, dict):
+            return isinstance(value, dict) and all(fits(value.get(name, _REQUIRED), k) for name, k in kind.items())
+        if isinstance(kind, list):
+            return isinstance(value, list) and all(fits(item, kind[0]) for item in value)
+        return isinstance(value, kind)
+
+    if not fits(value, kind):
+        raise UserError(f"{path} is not what a run writes: delete it, and train the run again")
+    return value
+
+
+def _read_json(path: Path, missing: Any = _REQUIRED, kind: Any = object) -> Any:
     if missing is not _REQUIRED and not path.exists():
         return missing
     try:
-        with _named_errors(path, "read"):
-            return json.loads(path.read_text(encoding="utf-8"))
+        with named_errors(path, "read"):
+            return _check(path, json.loads(path.read_text(encoding="utf-8")), kind)
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): delete it, and train the run again") from error
 
@@ -266,7 +300,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        with _named_errors(path, "read"):
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        with named_errors(path, "read"):
+            return [_check(path, json.loads(line), _ROW) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): run the training again to rewrite it") from error

@@ -216,6 +216,7 @@ class Trainer:
     def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals) -> None:
         self.config, self.store, self.stop = config, store, stop
         self.problem = Problem(config)
+        self.problem.check_training(config)
         largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
         self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), self.problem.model)
         captured = getattr(self.optimizer, "capturable", False) and self.problem.device.type == "cuda"
@@ -385,7 +386,10 @@ class Trainer:
         assert isinstance(self.optimizer, SR2)
         self.problem.model.train()
         batches = list(self.problem.batches.epoch(self.epoch))
-        found = certificate(self.problem.model, batches, self.optimizer)
+        with self.problem.arithmetic():
+            found = certificate(
+                self.problem.model, batches, self.optimizer, lambda out, y: F.cross_entropy(out.float(), y)
+            )
         return json.loads(json.dumps(found.as_dict()), parse_constant=lambda _: None)  # type: ignore[no-any-return]
 
 

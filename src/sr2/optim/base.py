@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..regularizers.base import Regularizer, Step, check_compatible, check_regularizer
+from .evaluation import NO_SPARSE
 from .fused import FusedTrial
 from .groups import ParamGroups, module_groups
 from .metrics import Metric, as_metric
@@ -113,6 +114,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         check_regularizer(regularizer)
         self._check_fits(regularizer)
         super().add_param_group(param_group)
+        if "search" in self._own:
+            self._own["search"]["entered"] = False  # the new tensors may start where their R is infinite
         for p in self.param_groups[-1]["params"]:
             if p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
                 del self.param_groups[-1]
@@ -151,10 +154,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         xs = trained if not regularizer.separable else [p for p in trained if p.grad is not None]
         gs = [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
         if any(g.layout != torch.strided for g in gs):
-            raise ValueError(
-                "sparse gradients are not supported, since R moves every entry at every step: "
-                "use dense ones, as nn.Embedding(..., sparse=False) gives"
-            )
+            raise ValueError(NO_SPARSE)
         states = [self.state[x] for x in xs]
         vs, news = direction(gs, states, momentum)
         diagonal = None

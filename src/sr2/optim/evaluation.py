@@ -18,6 +18,12 @@ Closure = Callable[[], Any]
 itself, as the closures of torch's LBFGS do."""
 
 
+NO_SPARSE = (
+    "sparse gradients are not supported, since R moves every entry at every step: "
+    "use dense ones, as nn.Embedding(..., sparse=False) gives"
+)
+
+
 class Buffers:
     """A copy of every buffer of a module, to be put back: contents, and identity where a forward rebinds a buffer."""
 
@@ -150,23 +156,20 @@ def loss_and_gradients(closure: Closure, parameters: Sequence[Tensor]) -> tuple[
         if not filled:
             losses = result if isinstance(result, (list, tuple)) else [result]
             for loss in losses:
-                if not isinstance(loss, Tensor) or not loss.requires_grad:
-                    raise ValueError(
-                        f"the closure returned {_describe(loss)} that does not depend on the parameters: return the "
-                        "loss tensor, undetached, or call backward() inside the closure"
-                    )
+                _check_depends(loss)
                 as_loss(loss)  # a vector is the user's mistake and is said before autograd says it
                 # Part by part: the same arithmetic, and their spread can be seen.
-                (loss.sum() / len(losses)).backward()  # type: ignore[no-untyped-call]
+                (loss.sum() / len(losses)).backward()
     return as_loss(result), filled
 
 
 def mean_loss(result: object) -> Tensor:
     """The closure's loss with its graph; the mean over the parts where it returns several."""
-    losses = result if isinstance(result, (list, tuple)) else [result]
+    as_loss(result)
+    losses: Sequence[Any] = result if isinstance(result, (list, tuple)) else [result]
     for loss in losses:
-        as_loss(loss)
-    return torch.stack([torch.as_tensor(loss).sum() for loss in losses]).mean()
+        _check_depends(loss)
+    return torch.stack([loss.sum() for loss in losses]).mean()
 
 
 def as_loss(result: object) -> Tensor:
@@ -193,6 +196,14 @@ def untouched(module: nn.Module | None, parameters: Sequence[Tensor]) -> Iterato
         buffers.restore()
         randomness.restore()
         torch.clear_autocast_cache()
+
+
+def _check_depends(loss: object) -> None:
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        raise ValueError(
+            f"the closure returned {_describe(loss)} that does not depend on the parameters: return the loss tensor, "
+            "undetached, or call backward() inside the closure"
+        )
 
 
 def _end_to_end(tensors: Sequence[Tensor]) -> Tensor:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .evaluation import Closure, loss_and_gradients, mean_loss, untouched
+from .evaluation import NO_SPARSE, Closure, loss_and_gradients, mean_loss, untouched
 
 ITERATIONS = 32
-TOLERANCE = 0.003
+TOLERANCE = 0.02
 LARGEST = 1e12
 
 Vector = list[Tensor]
@@ -41,13 +41,15 @@ def estimate_sigma0(closure: Closure, module: nn.Module | None, parameters: Sequ
         for p in parameters:
             p.grad = None
         try:
-            loss = mean_loss(closure())
+            result = closure()
             if any(p.grad is not None for p in parameters):
-                _log.info("sigma_0 by finite differences: the closure fills the gradients itself")
+                _log.warning("sigma_0 by finite differences along the gradient: the closure fills the gradients itself")
                 estimate = _along_gradient(closure, parameters)
             else:
-                estimate = _largest_eigenvalue(loss, parameters)
+                estimate = _largest_eigenvalue(mean_loss(result), parameters)
         except RuntimeError as error:
+            if "sparse" in str(error).lower():
+                raise ValueError(NO_SPARSE) from error
             if not _is_about_double_backward(error):
                 raise
             warnings.warn(f"sigma_0 by finite differences: no second derivative ({_first_line(error)})", stacklevel=6)
@@ -56,6 +58,8 @@ def estimate_sigma0(closure: Closure, module: nn.Module | None, parameters: Sequ
 
 
 def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor]) -> float:
+    if _once_only([loss]):
+        raise RuntimeError("a reentrant checkpoint cannot be differentiated twice")
     gradient = torch.autograd.grad(loss, list(parameters), create_graph=True, materialize_grads=True)
     touched = [(g, p) for g, p in zip(gradient, parameters, strict=True) if g.requires_grad]
     if not touched:
@@ -136,7 +140,10 @@ def _once_only(gradient: Sequence[Tensor]) -> bool:
         node = nodes.pop()
         if node is None or node in seen:
             continue
-        if type(node).__name__ == "Error":  # torch::autograd::Error
+        if type(node).__name__ in (
+            "Error",
+            "CheckpointFunctionBackward",
+        ):  # torch::autograd::Error, reentrant checkpoints
             return True
         seen.add(node)
         nodes.extend(after for after, _ in node.next_functions)

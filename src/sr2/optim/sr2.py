@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -109,6 +109,10 @@ class SR2(ProximalOptimizer):
         check_number("SR2", "momentum", momentum, 0, 1)
         if epsilon is not None:
             check_number("SR2", "epsilon", epsilon, 0, open_low=True)
+        if batch_growth is not None and not isinstance(batch_growth, BatchGrowth):
+            raise TypeError(
+                f"SR2: batch_growth must be a BatchGrowth, as BatchGrowth(kappa=10.0), and is {batch_growth!r}"
+            )
         if batch_growth is not None and (capturable or momentum):
             raise ValueError("batch_growth changes the batch and judges plain gradients: no capturable, no momentum")
         self.momentum = momentum
@@ -208,6 +212,8 @@ class SR2(ProximalOptimizer):
         words = f"sigma={sigma}, eta1={s.eta1:g}, eta2={s.eta2:g}, gamma1={s.gamma1:g}, gamma2={s.gamma2:g}, "
         words += f"gamma3={s.gamma3:g}, sigma_min={s.sigma_min:g}"
         words += f", momentum={self.momentum:g}" if self.momentum else ""
+        words += f", epsilon={self.epsilon:g}" if self.epsilon is not None else ""
+        words += f", batch_growth={self.batch_growth!r}" if self.batch_growth else ""
         return (
             words
             + (f", metric={self.metric!r}" if self.metric else "")
@@ -233,11 +239,12 @@ class SR2(ProximalOptimizer):
                 "y)); torch's GradScaler cannot pass one, so use bfloat16 autocast, which needs no scaler"
             )
         while True:
-            if not self._own["search"]["entered"]:
-                self._enter_domain()
-            if not self._own["search"]["sigma_known"]:
-                self.estimate_sigma(closure)
-            loss = self._attempt(closure, objective)
+            with self._first_step_or_nothing():
+                if not self._own["search"]["entered"]:
+                    self._enter_domain()
+                if not self._own["search"]["sigma_known"]:
+                    self.estimate_sigma(closure)
+                loss = self._attempt(closure, objective)
             if loss is not None:
                 return loss
 
@@ -353,11 +360,13 @@ class SR2(ProximalOptimizer):
         finite = torch.stack([n.isfinite().to(vs.device) for n in torch._foreach_norm(gs, math.inf)]).all()
         sound = loss.isfinite() & f.isfinite() & (vs.isfinite() | finite)
         decision, figures = self._decide(scalars, eps, torch.ones_like(sound) if plain is None else plain)
-        accepted, null = decision.accepted & sound, decision.null & sound
+        # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
+        enters = scalars[4].isposinf() & scalars[2].isfinite() & sound
+        accepted, null = (decision.accepted | enters) & sound, decision.null & sound
         refused = sound & ~accepted & ~null
         for name, flag in zip(_COUNTS, (accepted, refused, null, ~sound), strict=True):
             search[name] += flag
-        figures[3] = torch.where(sound, decision.sigma, search["sigma"])
+        figures[3] = torch.where(sound & ~enters, decision.sigma, search["sigma"])
         figures[7], figures[8] = accepted, null
         search["sigma"].copy_(figures[3])
         search["steps_squared"].copy_(stationarity.update(search["steps_squared"], ss, accepted | null))
@@ -404,6 +413,25 @@ class SR2(ProximalOptimizer):
             )
 
     # ---- the first step
+
+    @contextmanager
+    def _first_step_or_nothing(self) -> Iterator[None]:
+        """Where a first step fails, x_0 is not left at its prox nor sigma_0 estimated on a broken batch."""
+        search = self._own["search"]
+        if search["entered"] and search["sigma_known"]:
+            yield
+            return
+        xs = [] if search["entered"] else self._parameters()
+        kept, flags = [x.clone() for x in xs], (search["entered"], search["sigma_known"])
+        try:
+            yield
+        except BaseException:
+            for x, old in zip(xs, kept, strict=True):
+                x.copy_(old)
+            search["entered"], search["sigma_known"] = flags
+            if not flags[1] and not self.capturable:
+                search["sigma"] = math.nan
+            raise
 
     def estimate_sigma(self, closure: Closure) -> None:
         """Set sigma_0 now, from the curvature of this closure's loss at x; the same on all processes.

@@ -57,7 +57,7 @@ class Regularizer:
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         """The prox of a whole group, steps[i] for xs[i]. Unchecked: what an optimizer calls every step."""
         return [
-            _like(self.prox_tensor(_working_precision(x), _working_step(step)), x)
+            _like(self.prox_tensor(_working_precision(x), _working_step(step, x)), x)
             for x, step in zip(xs, steps, strict=True)
         ]
 
@@ -200,11 +200,12 @@ def _working_precision(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-def _working_step(step: Step) -> Step:
-    """One step for all entries has float64's digits, as a Python float has: they are free. One an entry: float32's."""
+def _working_step(step: Step, x: Tensor) -> Step:
+    """One step for all entries has float64's digits, as a Python float has: they are free. One an entry: x's."""
     if not isinstance(step, Tensor):
         return step
-    return step.double() if step.dim() == 0 else step if step.dtype == torch.float64 else step.float()
+    wide = step.dim() == 0 or torch.float64 in (step.dtype, x.dtype)
+    return step.double() if wide else step.float()
 
 
 def _like(z: Tensor, x: Tensor) -> Tensor:

@@ -1,0 +1,100 @@
+"""The first step: what fails leaves nothing, and what starts outside the domain of R is brought in."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from sr2 import L1, SR2, BatchGrowth, Box, L0Ball
+from sr2.optim.sigma0 import estimate_sigma0
+
+
+def test_a_broken_first_batch_estimates_nothing():
+    model = nn.Linear(3, 1)
+    good, bad = torch.randn(8, 3), torch.full((8, 3), math.nan)
+    optimizer = SR2(model, L1(1e-3))
+    with pytest.raises(FloatingPointError):
+        optimizer.step(lambda: model(bad).square().mean())
+    assert math.isnan(optimizer.sigma)
+    assert "sigma=auto" in repr(optimizer)
+    optimizer.step(lambda: model(good).square().mean())
+    expected = SR2(model, L1(1e-3))
+    expected.estimate_sigma(lambda: model(good).square().mean())
+    assert optimizer.search.gamma3 * 0.99 < optimizer.sigma / expected.sigma < 1.01
+
+
+def test_a_broken_first_batch_leaves_x_outside():
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(model.weight, 5.0)
+    optimizer = SR2(model, Box(-1.0, 1.0), sigma=1.0)
+    with pytest.warns(UserWarning, match="moved"), pytest.raises(FloatingPointError):
+        optimizer.step(lambda: model(torch.full((2, 3), math.nan)).sum())
+    assert bool((model.weight == 5.0).all())
+    with pytest.warns(UserWarning, match="moved"):
+        optimizer.step(lambda: model(torch.ones(2, 3)).square().sum())
+    assert bool((model.weight.abs() <= 1.0).all())
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_group_that_joins_outside_is_brought_in(capturable):
+    first, second, x = nn.Linear(3, 3), nn.Linear(3, 1), torch.randn(8, 3)
+    optimizer = SR2(first.parameters(), L1(1e-3), sigma=5.0, capturable=capturable)
+    optimizer.step(lambda: first(x).square().mean())
+    optimizer.add_param_group({"params": list(second.parameters()), "regularizer": Box(-0.01, 0.01)})
+    with pytest.warns(UserWarning, match="moved"):
+        optimizer.step(lambda: second(first(x)).square().mean())
+    assert all(bool((p.abs() <= 0.0100001).all()) for p in second.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:R\\(x_0\\)")
+@pytest.mark.parametrize("capturable", [False, True])
+def test_an_x_that_left_is_brought_back(capturable):
+    model, x = nn.Linear(3, 2, bias=False), torch.randn(8, 3)
+    optimizer = SR2(model, L0Ball(k=2), sigma=5.0, capturable=capturable)
+    for _ in range(3):
+        optimizer.step(lambda: model(x).square().mean())
+    with torch.no_grad():
+        model.weight.fill_(0.3)
+    for _ in range(3):
+        optimizer.step(lambda: model(x).square().mean())
+    assert int((model.weight != 0).sum()) <= 2
+    assert optimizer.sigma < 100
+
+
+def test_sparse_gradients_are_an_error_with_auto_sigma():
+    embedding = nn.Embedding(10, 3, sparse=True)
+    with pytest.raises(ValueError, match="sparse=False"):
+        SR2(embedding, L1(0.1)).step(lambda: embedding(torch.tensor([1, 2])).square().sum())
+
+
+def test_a_reentrant_checkpoint_is_seen():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    x = torch.randn(16, 4, dtype=torch.float64, requires_grad=True)
+    parameters = list(model.parameters())
+
+    def closure():
+        return model[2](checkpoint(model[:2], x, use_reentrant=True)).square().mean()
+
+    with pytest.warns(UserWarning, match="finite differences"):
+        assert estimate_sigma0(closure, model, parameters) > 0
+
+
+@pytest.mark.parametrize("wrong", [{"batch_growth": 3}, {"eta1": "a"}, {"gamma1": None}])
+def test_wrong_arguments(wrong):
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        SR2(nn.Linear(2, 1), L1(0.1), **wrong)
+
+
+def test_repr_shows_what_was_asked_for():
+    words = repr(SR2(nn.Linear(2, 1), L1(0.1), epsilon=1e-3, batch_growth=BatchGrowth(3.0)))
+    assert "epsilon=0.001" in words
+    assert "kappa=3.0" in words
+
+
+@pytest.mark.parametrize("returned", [3, [], None])
+def test_a_closure_that_returns_no_loss(returned):
+    with pytest.raises(ValueError, match="closure"):
+        SR2(nn.Linear(2, 1), L1(0.1)).step(lambda: returned)
