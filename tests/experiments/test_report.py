@@ -166,15 +166,18 @@ def test_a_place_that_cannot_be_written_is_a_sentence(records: list[RunRecord], 
 def test_certificates_have_four_digits_and_their_intervals(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs", RunConfig(epochs=2))
     found = {"bound": 3.95123456, "batches": 11, "lipschitz": None}
-    found |= {"step_term": {"mean": 3.530001, "half_width": 0.4200012}, "variance_term": {"mean": 1, "half_width": None}}
+    found |= {
+        "step_term": {"mean": 3.530001, "half_width": 0.4200012},
+        "variance_term": {"mean": 1, "half_width": None},
+    }
     path = run.path / "certificate.json"
     path.write_text(json.dumps(found))
-    text = report.write_report([run], tmp_path / "out").read_text()
+    text = report.render([run], [], [], "a report")
     for fact in ("3.951", "11", "3.53 ± 0.42", "1 ± unknown"):
         assert f"<dd>{fact}</dd>" in text
     for damage in ("[1]", "{"):
         path.write_text(damage)
-        assert f"{path} is damaged" in report.write_report([run], tmp_path / "out").read_text()
+        assert f"{path} is damaged" in report.render([run], [], [], "a report")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium binary was found")

@@ -20,7 +20,6 @@ from sr2.experiments.errors import UserError
 from sr2.experiments.store import CHECKPOINT, PREVIOUS, RunStore, find_runs, read_run, read_weights
 from tests.experiments.synthetic import make_run
 
-
 ROW = dict.fromkeys(("objective", "test_accuracy", "zero_pct", "small_pct", "seconds"), 1.0)
 ROW |= dict.fromkeys(("sigma", "rho", "accepted", "refused"))  # type: ignore[arg-type]
 
