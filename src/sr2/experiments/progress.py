@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .train import Row, Trainer
+from .runner import Row
+from .train import Trainer
 
 
 class Watch:
