@@ -1,6 +1,7 @@
 """Two processes with their own batches decide alike, to the bit, also where only one of them sees a trial break."""
 
 import math
+import os
 
 import torch
 import torch.distributed as dist
@@ -18,8 +19,10 @@ def work(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
         torch.save(train(rank), f"{folder}/{rank}")
+        dist.barrier()
     finally:  # gloo's threads would abort the process, and the traceback with it
         dist.destroy_process_group()
+    os._exit(0)  # a thread of torch's that still runs while Python leaves is an abort, now and then
 
 
 def train(rank):
