@@ -79,7 +79,7 @@ def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor]) -> float:
 def lanczos(product: Callable[[Vector], Vector], start: Vector) -> float:
     """The largest algebraic eigenvalue of a symmetric operator; where that is not positive, the largest in modulus.
 
-    It stops once the residual |H y - theta y| of the Ritz pair is below 0.3 % of theta. A change of theta that is small
+    It stops once the residual |H y - theta y| of the Ritz pair is below 2 % of theta. A change of theta that is small
     is no sign: it is small too where the start has little of the top eigenvector. No reorthogonalization: lost
     orthogonality repeats eigenvalues, which does not move the largest.
     """
