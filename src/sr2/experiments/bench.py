@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,6 +26,7 @@ from ..regularizers import L0, L1, Regularizer
 from .config import check_arithmetic, find_device
 from .errors import UserError
 from .models import build
+from .network import Network
 from .store import write_file
 
 Body = Callable[[], object]
@@ -162,12 +162,11 @@ def _training_body(
         torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.to(memory_format=torch.channels_last)
-    forward = torch.compile(model) if config.compile else model
+    network = Network(model, device, config.precision, compiled=config.compile)
     optimizer = make(model)
 
     def loss() -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            return F.cross_entropy(forward(x).float(), y)
+        return network.loss(x, y)[0]
 
     def step() -> Tensor:
         if isinstance(optimizer, ProximalOptimizer):

@@ -33,7 +33,7 @@ def accuracy(problem: Problem) -> tuple[float, float]:
 
 def _sums(problem: Problem, x: Tensor, y: Tensor) -> Tensor:
     """The sum of the losses, and how many are right."""
-    logits = problem.logits(x, compiled=False)
+    logits = problem.logits(x)
     loss = F.cross_entropy(logits, y, reduction="sum").double()
     return torch.stack([loss, (logits.argmax(1) == y).sum().double()])
 
@@ -80,11 +80,12 @@ def recalibrate_(problem: Problem) -> bool:
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # the plain mean over batches
         norm.train()
     try:
-        for x, _ in problem.train:
-            problem.logits(x, compiled=False)
+        for seen, (x, _) in enumerate(problem.train):
+            for norm in norms:
+                norm.momentum = 1 / (seen + 1)  # the plain mean over batches
+            problem.logits(x)
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

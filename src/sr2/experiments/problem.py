@@ -14,6 +14,7 @@ from .config import RunConfig
 from .data import Batches, EvalBatches, eval_batches, load
 from .errors import UserError
 from .models import build
+from .network import Network
 
 EVAL_BATCH = 500
 T = TypeVar("T")
@@ -26,6 +27,7 @@ class Problem:
         model: the network with its first weights, on the device.
         batches: the training batches.
         test, train: all images of a split, in order, not augmented.
+        loss, logits, arithmetic: of the network in the run's precision, see `Network`.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -46,21 +48,9 @@ class Problem:
         self.test: EvalBatches = eval_batches(dataset, EVAL_BATCH, device, channels_last=on_cuda)
         self.train: EvalBatches = eval_batches(dataset, EVAL_BATCH, device, split="train", channels_last=on_cuda)
         self._kept: dict[str, Any] = {}
-        self._bf16 = config.precision == "bf16"
-        self._forward: Callable[[Tensor], Tensor] = self.model
+        self.network = Network(model, device, config.precision, compiled=config.compile)
+        self.loss, self.logits, self.arithmetic = self.network.loss, self.network.logits, self.network.arithmetic
         self._check_forward(config, dataset.classes)
-        if config.compile:
-            self._forward = torch.compile(self.model)
-
-    def logits(self, x: Tensor, compiled: bool = True) -> Tensor:
-        """The network's outputs in float32, computed in the run's precision."""
-        with self.arithmetic():
-            out = self._forward(x) if compiled else self.model(x)
-        return out.float()
-
-    def arithmetic(self) -> torch.autocast:
-        """The run's precision, as a context."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16)
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
         """What is made once for this problem and used again: `make` is called the first time."""
@@ -78,7 +68,7 @@ class Problem:
             self.model.train()
             try:
                 with _failing(config, x, f" while training, {len(x)} in a batch"), torch.enable_grad():
-                    depends = self.logits(x, compiled=False).requires_grad
+                    depends = self.logits(x).requires_grad
             finally:
                 self.model.eval()
         if not depends:

@@ -48,6 +48,7 @@ class StepRunner:
 
     def run(self) -> int:
         """Step on the next batch; returns how many steps that made."""
+        self._estimate_sigma()
         size = self.batch
         x, y = self.problem.batches.make(self.plan[self.images : self.images + size])
         self._step(x, y)
@@ -55,23 +56,36 @@ class StepRunner:
         return 1
 
     def _step(self, x: Tensor, y: Tensor) -> None:
-        at_start: list[Tensor] = []
+        parts = self._parts(y)
+        right: list[Tensor] = []
 
         def loss_of(part: slice) -> Tensor:
-            logits = self.problem.logits(x[part])
-            at_start.append(logits.detach())
-            return F.cross_entropy(logits, y[part])
+            loss, count = self.problem.loss(x[part], y[part])
+            right.append(count)
+            return loss
 
         def closure() -> Any:
-            if getattr(self.optimizer, "batch_growth", None) is None:
-                return loss_of(slice(None))
-            half = len(y) // 2  # the spread of two halves is the noise of the gradient, at the same arithmetic
-            return [loss_of(slice(half)), loss_of(slice(half, None))] if half else loss_of(slice(None))
+            losses = [loss_of(part) for part in parts]
+            return losses if len(parts) > 1 else losses[0]
 
         loss: Tensor = self.optimizer.step(closure)  # type: ignore[assignment]
-        logits = torch.cat(at_start[: 2 if len(at_start[0]) < len(y) else 1])
-        correct = (logits.argmax(1) == y).sum()
+        correct = sum(right[1 : len(parts)], right[0])  # at the starting point; the others are of the trial point
         self.sums += torch.stack([loss.double() * len(y), correct.double(), *self._rho()])
+
+    def _parts(self, y: Tensor) -> list[slice]:
+        """The batch; where it may grow, its halves: their spread is the noise of the gradient, at the same cost."""
+        half = len(y) // 2
+        if half == 0 or getattr(self.optimizer, "batch_growth", None) is None:
+            return [slice(None)]
+        return [slice(half), slice(half, None)]
+
+    def _estimate_sigma(self) -> None:
+        """By `logits`: a compiled loss, or one of weights that were cast together, cannot be differentiated twice."""
+        optimizer = self.optimizer
+        if isinstance(optimizer, SR2) and math.isnan(optimizer.sigma):
+            x, y = self.problem.batches.make(self.plan[self.images : self.images + self.batch])
+            parts = self._parts(y)
+            optimizer.estimate_sigma(lambda: [F.cross_entropy(self.problem.logits(x[p]), y[p]) for p in parts])
 
     def _rho(self) -> tuple[Tensor, Tensor]:
         """The step's rho and 1, or zeros where there was no test."""
@@ -113,6 +127,7 @@ class CapturedRunner(StepRunner):
         self._graph: CapturedStep[None] | None = None
         self._cursor = torch.zeros((), dtype=torch.int64, device=problem.device)
         self._offsets = torch.arange(problem.batches.batch_size, device=problem.device)
+        self._next = torch.compile(self._next_batch) if problem.network.compiled else self._next_batch
         super().__init__(problem, optimizer)
 
     def start_epoch(self) -> None:
@@ -142,14 +157,9 @@ class CapturedRunner(StepRunner):
         return steps
 
     def _body(self) -> None:
-        index = self._cursor + self._offsets
-        x, y = self.problem.batches.make(Plan(*(t[index] for t in self.plan.tensors)))
-        self._step(x, y)
+        self._step(*self._next(self.plan.tensors))
         self._cursor += self.problem.batches.batch_size
 
-    def _estimate_sigma(self) -> None:
-        """On the network before it was compiled: a compiled one cannot be differentiated twice."""
-        optimizer = self.optimizer
-        if isinstance(optimizer, SR2) and math.isnan(optimizer.sigma):
-            x, y = self.problem.batches.make(self.plan[self.images : self.images + self.batch])
-            optimizer.estimate_sigma(lambda: F.cross_entropy(self.problem.logits(x, compiled=False), y))
+    def _next_batch(self, plan: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        index = self._cursor + self._offsets
+        return self.problem.batches.make(Plan(*(t[index] for t in plan)))

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from .progress import Watch
 
 
+FREE_SAVING, SAVING_SHARE = 1.0, 0.03
+"""Checkpoints take this many seconds, and after that this share of the time: a large network trains faster than a disk
+takes its weights after every epoch."""
+
+
 class StoppedError(Exception):
     """The user asked to stop; everything is saved."""
 
@@ -88,6 +93,7 @@ class Trainer:
         """Steps that are done in all."""
         self.rows: list[Row] = []
         self.seconds = 0.0
+        self._made, self._saving = time.perf_counter(), 0.0
         state = store.load_checkpoint()
         if state is not None:
             self._load_state_dict(state)
@@ -105,7 +111,8 @@ class Trainer:
             self.rows.append(self._row())
             self.epoch, self.step = self.epoch + 1, 0
             self.runner.start_epoch()
-            self.save()
+            if self.epoch == self.config.epochs or self.stop.asked or self._may_save():
+                self.save()
             self.store.write_metrics(self.rows)
             yield self.rows[-1]
             self._stop_if_asked()
@@ -187,8 +194,13 @@ class Trainer:
 
     # ---- what lasts
 
+    def _may_save(self) -> bool:
+        """Whether checkpoints, which a killed run redoes to the same bits from the last one, still cost little."""
+        return self._saving <= FREE_SAVING + SAVING_SHARE * (time.perf_counter() - self._made)
+
     def save(self) -> None:
         """Write a checkpoint: all that the rest of the run depends on."""
+        started = time.perf_counter()
         self.store.save_checkpoint(
             {
                 "epoch": self.epoch,
@@ -203,6 +215,7 @@ class Trainer:
                 "cuda_randomness": self._cuda_randomness(),
             }
         )
+        self._saving += time.perf_counter() - started
 
     def _load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.step, self.steps = state["epoch"], state["step"], state["steps"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from .base import Shape
+from .base import BatchNorm, Shape
 
 
 def _block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
     return [
         nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
-        nn.BatchNorm2d(outputs),
+        BatchNorm(outputs),
         nn.ReLU(inplace=True),
     ]
 

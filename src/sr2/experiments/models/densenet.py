@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .base import Shape, check_size
+from .base import BatchNorm, Shape, check_size
 
 GROWTH = 32
 BOTTLENECK = 4 * GROWTH
@@ -23,9 +23,9 @@ class DenseLayer(nn.Module):
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
-        self.norm1 = nn.BatchNorm2d(inputs)
+        self.norm1 = BatchNorm(inputs)
         self.conv1 = nn.Conv2d(inputs, BOTTLENECK, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(BOTTLENECK)
+        self.norm2 = BatchNorm(BOTTLENECK)
         self.conv2 = nn.Conv2d(BOTTLENECK, GROWTH, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class DenseNet(nn.Module):
         super().__init__()
         self.features = nn.Sequential()
         self.features.add_module("conv0", nn.Conv2d(channels, STEM, 7, stride=2, padding=3, bias=False))
-        self.features.add_module("norm0", nn.BatchNorm2d(STEM))
+        self.features.add_module("norm0", BatchNorm(STEM))
         self.features.add_module("relu0", nn.ReLU(inplace=True))
         self.features.add_module("pool0", nn.MaxPool2d(3, stride=2, padding=1))
         width = STEM
@@ -60,7 +60,7 @@ class DenseNet(nn.Module):
             if i < len(depths):
                 self.features.add_module(f"transition{i}", _transition(width))
                 width //= 2
-        self.features.add_module("norm5", nn.BatchNorm2d(width))
+        self.features.add_module("norm5", BatchNorm(width))
         self.classifier = nn.Linear(width, classes)
         for module in self.modules():  # as torchvision: norms (1, 0) and the linear weight keep torch's own start
             if isinstance(module, nn.Conv2d):
@@ -75,7 +75,7 @@ class DenseNet(nn.Module):
 
 def _transition(width: int) -> nn.Sequential:
     transition = nn.Sequential()
-    transition.add_module("norm", nn.BatchNorm2d(width))
+    transition.add_module("norm", BatchNorm(width))
     transition.add_module("relu", nn.ReLU(inplace=True))
     transition.add_module("conv", nn.Conv2d(width, width // 2, 1, bias=False))
     transition.add_module("pool", nn.AvgPool2d(2))

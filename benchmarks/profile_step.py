@@ -1,0 +1,111 @@
+"""Where the time of a captured SR2 step goes, kernel by kernel, and how long epochs take. Needs a CUDA device.
+
+    python benchmarks/profile_step.py cifar10-resnet34-sr2-l0-1e-3 --out profile.json
+
+It trains `--epochs` epochs of the cell as `sr2 paper run --precision bf16 --compile` does, times each (the first
+compiles), then profiles some replays of the step's graph and sorts the kernels by what they are for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from sr2.experiments.config import checked, make_optimizer
+from sr2.experiments.problem import Problem
+from sr2.experiments.recipes import recipe
+from sr2.experiments.runner import CapturedRunner
+
+KINDS = {  # the first that fits
+    "SR2's own": ("move", "put_back_unless", "decide"),
+    "convolutions and products": ("conv", "gemm", "xmma", "cutlass", "dgrad", "wgrad", "fprop", "cudnn", "nvjet"),
+    "casts, buffers and gradients, many tensors a launch": ("multi_tensor", "Copy", "CatArray"),
+    "compiled: norms, activations, sums": ("triton_",),
+}
+
+
+def kind(name: str) -> str:
+    """What a kernel is for."""
+    for title, words in KINDS.items():
+        if any(name == word if title == "SR2's own" else word in name for word in words):
+            return title
+    return "other"
+
+
+def main() -> None:
+    """Profile one cell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cell", help="as `sr2 paper list` names it")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--replays", type=int, default=10)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--eager", action="store_true", help="do not compile the network")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    config = dataclasses.replace(
+        recipe(args.cell), device="cuda", precision=args.precision, compile=not args.eager, penalize="weights"
+    )
+    problem = Problem(checked(config))
+    runner = CapturedRunner(problem, make_optimizer(config, problem.model))
+    seconds = []
+    for epoch in range(args.epochs):
+        problem.model.train()
+        started = time.perf_counter()
+        runner.begin(epoch)
+        while not runner.done:
+            runner.run()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+        print(f"epoch {epoch + 1}: {seconds[-1]:.3f} s", {k: v for k, v in runner.means().items() if v is not None})
+        runner.start_epoch()
+    runner.begin(args.epochs)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        for _ in range(args.replays):
+            runner.run()
+        torch.cuda.synchronize()
+    kernels: dict[str, list[float]] = collections.defaultdict(list)
+    for event in prof.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kernels[event.name].append(event.device_time_total)
+    total, count = sum(map(sum, kernels.values())), sum(map(len, kernels.values()))
+    by_kind: dict[str, list[float]] = collections.defaultdict(list)
+    for name, times in kernels.items():
+        by_kind[kind(name)] += times
+    steps = args.replays
+    figures = {
+        "cell": args.cell,
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "compiled": not args.eager,
+        "epoch_seconds": seconds,
+        "epoch_median": statistics.median(seconds[1:]),
+        "step_milliseconds": 1e3 * statistics.median(seconds[1:]) / len(problem.batches),
+        "kernel_milliseconds": total / steps / 1e3,
+        "kernels": count / steps,
+        "kinds": {k: {"milliseconds": sum(t) / steps / 1e3, "kernels": len(t) / steps} for k, t in by_kind.items()},
+        "largest": [
+            {"name": n[:90], "milliseconds": sum(t) / steps / 1e3, "kernels": len(t) / steps}
+            for n, t in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:60]
+        ],
+    }
+    for name in ("epoch_median", "step_milliseconds", "kernel_milliseconds", "kernels"):
+        print(name, round(figures[name], 3))
+    for name, row in figures["kinds"].items():
+        print(f"{row['milliseconds']:8.3f} ms {row['kernels']:7.1f}  {name}")
+    for row in figures["largest"][:25]:
+        print(f"{row['milliseconds']:8.3f} ms {row['kernels']:7.1f}  {row['name']}")
+    if args.out is not None:
+        args.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

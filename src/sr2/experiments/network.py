@@ -1,0 +1,88 @@
+"""A network in a run's arithmetic: its outputs, and the loss that training differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+class Network:
+    """A model computed in fp32, tf32 or bf16; its parameters stay float32.
+
+    >>> model = nn.Linear(4, 3)
+    >>> network = Network(model, "cpu", precision="bf16")
+    >>> loss, right = network.loss(torch.ones(2, 4), torch.tensor([0, 2]))
+    >>> loss.dtype, network.logits(torch.ones(2, 4)).dtype
+    (torch.float32, torch.float32)
+
+    Args:
+        model: on its device.
+        device: of the model.
+        precision: of its arithmetic.
+        compiled: have torch.compile make the kernels of `loss`.
+    """
+
+    def __init__(
+        self, model: nn.Module, device: torch.device | str, precision: str = "fp32", *, compiled: bool = False
+    ) -> None:
+        self.model, self._device = model, torch.device(device)
+        self._bf16 = precision == "bf16"
+        # Autocast casts these one by one, a launch each: here all of them in one.
+        weights = {id(m._parameters.get("weight")) for m in model.modules() if type(m) in _MULTIPLY}
+        self._cast = {
+            name: p
+            for name, p in model.named_parameters()
+            if self._bf16 and id(p) in weights and p.dtype == torch.float32
+        }
+        self.compiled = compiled
+        self._loss: Callable[..., tuple[Tensor, Tensor]] = self._cross_entropy
+        if compiled:
+            self._loss = torch.compile(self._cross_entropy)
+
+    def arithmetic(self) -> torch.autocast:
+        """The precision, as a context."""
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The outputs in float32; never compiled, so that it may be differentiated twice."""
+        with self.arithmetic():
+            out: Tensor = self.model(x)
+        return out.float()
+
+    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean cross-entropy in float32, and how many outputs are right."""
+        weights = _Cast.apply(*self._cast.values()) if self._cast else ()  # type: ignore[no-untyped-call]
+        return self._loss(weights, x, y)
+
+    def _cross_entropy(self, weights: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        with self.arithmetic():
+            out = functional_call(self.model, dict(zip(self._cast, weights, strict=True)), (x,))
+        out = out.float()
+        return F.cross_entropy(out, y), (out.detach().argmax(1) == y).sum()
+
+
+_MULTIPLY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+"""What autocast computes in bf16 with a weight."""
+
+
+class _Cast(torch.autograd.Function):
+    """float32 weights as bf16, and bf16 gradients as float32."""
+
+    @staticmethod
+    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+        return _copies(weights, torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return _copies(gradients, torch.float32)
+
+
+def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    copies = tuple(torch.empty_like(t, dtype=dtype) for t in tensors)
+    torch._foreach_copy_(copies, tuple(tensors))
+    return copies
