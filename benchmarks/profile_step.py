@@ -3,7 +3,8 @@
     python benchmarks/profile_step.py cifar10-resnet34-sr2-l0-1e-3 --out profile.json
 
 It trains `--epochs` epochs of the cell as `sr2 paper run --precision bf16 --compile` does, times each (the first
-compiles), then profiles some replays of the step's graph and sorts the kernels by what they are for.
+compiles), then profiles some replays of the step's graph and sorts the kernels by what they are for. Last, on one batch
+and interleaved: the step, torch's fused SGD, and a forward pass alone, all as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from sr2.experiments.bench import BenchConfig, Timing, _graph, interleave
 from sr2.experiments.config import checked, make_optimizer
 from sr2.experiments.problem import Problem
 from sr2.experiments.recipes import recipe
 from sr2.experiments.runner import CapturedRunner
+from sr2.optim import CapturedStep
 
 KINDS = {  # the first that fits
     "SR2's own": ("move", "put_back_unless", "decide"),
@@ -40,6 +43,33 @@ def kind(name: str) -> str:
     return "other"
 
 
+def compare_with_sgd(problem: Problem, runner: CapturedRunner) -> dict[str, dict[str, float]]:
+    """Milliseconds and ratios to SGD: SR2's step without the batch, SGD's, a forward pass in training mode."""
+    x, y = problem.batches.make(problem.batches.plan(0)[: problem.batches.batch_size])
+    sgd = torch.optim.SGD(problem.model.parameters(), lr=1e-3, fused=True)
+
+    def step_sgd() -> None:
+        sgd.zero_grad()
+        problem.loss(x, y)[0].backward()  # type: ignore[no-untyped-call]
+        sgd.step()
+
+    def forward() -> None:
+        with torch.no_grad():
+            problem.loss(x, y)
+
+    sr2 = CapturedStep(runner.optimizer, lambda: runner.optimizer.step(lambda: problem.loss(x, y)[0]))
+    bodies = {"sgd": _graph(step_sgd), "sr2": sr2, "forward": _graph(forward)}
+    timings = [Timing(name) for name in bodies]
+    interleave(list(bodies.values()), timings, BenchConfig(steps=20, repeats=9), problem.device)
+    return {
+        t.name: {
+            "milliseconds": 1e3 * t.median,
+            "ratio": statistics.median(a / b for a, b in zip(t.seconds, timings[0].seconds, strict=True)),
+        }
+        for t in timings
+    }
+
+
 def main() -> None:
     """Profile one cell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -48,6 +78,7 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=10)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--eager", action="store_true", help="do not compile the network")
+    parser.add_argument("--wait-for", type=Path, help="start timing only once this file exists")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     config = dataclasses.replace(
@@ -64,6 +95,8 @@ def main() -> None:
             runner.run()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
+        while epoch == 0 and args.wait_for is not None and not args.wait_for.exists():
+            time.sleep(0.1)
         print(f"epoch {epoch + 1}: {seconds[-1]:.3f} s", {k: v for k, v in runner.means().items() if v is not None})
         runner.start_epoch()
     runner.begin(args.epochs)
@@ -81,6 +114,7 @@ def main() -> None:
     for name, times in kernels.items():
         by_kind[kind(name)] += times
     steps = args.replays
+    against = compare_with_sgd(problem, runner)
     figures = {
         "cell": args.cell,
         "device": torch.cuda.get_device_name(),
@@ -91,12 +125,14 @@ def main() -> None:
         "step_milliseconds": 1e3 * statistics.median(seconds[1:]) / len(problem.batches),
         "kernel_milliseconds": total / steps / 1e3,
         "kernels": count / steps,
+        "against_sgd": against,
         "kinds": {k: {"milliseconds": sum(t) / steps / 1e3, "kernels": len(t) / steps} for k, t in by_kind.items()},
         "largest": [
             {"name": n[:90], "milliseconds": sum(t) / steps / 1e3, "kernels": len(t) / steps}
             for n, t in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:60]
         ],
     }
+    print(against)
     for name in ("epoch_median", "step_milliseconds", "kernel_milliseconds", "kernels"):
         print(name, round(figures[name], 3))
     for name, row in figures["kinds"].items():
