@@ -22,7 +22,8 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
 def test_a_grid_has_every_figure_once_per_facet(grid: list[RunRecord]) -> None:
     names = {plate.name for chart in charts.charts(grid) for plate in chart.plates}
     kinds = ("pruning", "trajectory", "layers", "histogram")
-    assert names == {"pareto-digits-cnn", *(f"{kind}-digits-cnn-{r}" for kind in kinds for r in ("l1", "l0"))}
+    whole = {"pareto-digits-cnn", "sigma-digits-cnn"}
+    assert names == whole | {f"{kind}-digits-cnn-{r}" for kind in kinds for r in ("l1", "l0")}
 
 
 def test_no_panel_is_crowded_and_no_legend_long(grid: list[RunRecord]) -> None:
@@ -57,22 +58,61 @@ def test_seeds_are_averaged_and_numbers_that_are_not_there_left_out(tmp_path: Pa
     assert line.y[2] == pytest.approx((runs[0].metrics[2]["objective"] + runs[1].metrics[2]["objective"]) / 2)
 
 
-def test_a_long_noisy_curve_is_thinned(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunConfig(epochs=250))
-    panels = {p.title: p for p in charts.trajectory(group([run])).plates[0].panels if isinstance(p, charts.Panel)}
-    assert len(panels["σ"].series[0].x) == 250
-    thin = panels["ρ, mean of the steps"].series[0]
-    assert len(thin.x) == 84
-    assert (thin.x[0], thin.y[0]) == (2, pytest.approx(sum(m["rho"] for m in run.metrics[:3]) / 3))
+def sigma_panels(*runs: RunRecord) -> dict[str, charts.Panel]:
+    (plate,) = charts.sigma(group(runs)).plates
+    assert plate.stacked
+    return {panel.title: panel for panel in plate.panels if isinstance(panel, charts.Panel)}
 
 
-def test_only_sr2_has_sigma(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunConfig(optimizer="proxgen", epochs=3))
-    assert [panel.title for panel in charts.trajectory(group([run])).plates[0].panels] == [
-        "objective f + R",
-        "test accuracy, %",
-        "parameters that are zero, %",
+def test_sigma_is_a_line_for_each_run_of_sr2(tmp_path: Path) -> None:
+    runs = [
+        *seeds(tmp_path, RunConfig(epochs=6), 2),  # the first of them is drawn
+        make_run(tmp_path, RunConfig(regularizer="l0", epochs=9), stop=3),
+        make_run(tmp_path, RunConfig(optimizer="proxgen", epochs=12)),
     ]
+    panels = sigma_panels(*runs)
+    assert [title.split(",")[0] for title in panels] == [
+        "σ",
+        "ρ",
+        "accepted steps",
+        "test accuracy",
+        "parameters that are zero",
+    ]
+    assert {panel.x for panel in panels.values()} == {panels["σ, log scale"].x}
+    assert panels["σ, log scale"].x.ends == (0, 6)
+    lines = [s for s in panels["σ, log scale"].series if s.kind == "line"]
+    assert [line.y for line in lines] == [tuple(row["sigma"] for row in run.metrics) for run in (runs[0], runs[2])]
+    assert len({(line.color, line.style) for line in lines}) == 2
+
+
+def test_the_other_methods_have_no_sigma(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RunConfig(optimizer="proxgen", epochs=3))
+    assert charts.sigma(group([run])).plates == ()
+    assert "sigma" not in [chart.name for chart in charts.charts([run])]
+
+
+def test_one_refusal_in_hundreds_has_a_mark_and_many_have_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RunConfig(epochs=100))
+    for row in run.metrics:
+        row.update(accepted=389, refused=0)
+    run.metrics[41]["refused"] = 1
+    for panel in sigma_panels(run).values():
+        (mark,) = [series for series in panel.series if series.kind == "point"]
+        assert (mark.x, mark.notes) == ((42,), ("epoch 42: 1 of 390 refused",))
+    legend = charts.sigma(group([run])).plates[0].legend
+    assert [key.label for key in legend] == ["SR2 l1 1e-3", "epoch with a refused step", "η₁ = 7.5e-4, η₂ = 0.99"]
+    for row in run.metrics:
+        row["refused"] = 1
+    assert not any(series.kind == "point" for panel in sigma_panels(run).values() for series in panel.series)
+
+
+def test_rho_stands_between_the_thresholds_of_its_runs(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RunConfig(epochs=4, eta2=0.9))
+    panel = sigma_panels(run)["ρ, mean of the steps"]
+    assert [(s.label, s.y) for s in panel.series if s.kind == "front"] == [("η₁", (7.5e-4,) * 2), ("η₂", (0.9,) * 2)]
+    assert {(7.5e-4, "η₁"), (0.9, "η₂")} < set(panel.y.ticks)
+    run.metrics[2]["rho"] = -400.0  # one deep refusal
+    assert sigma_panels(run)["ρ, mean of the steps, −1 where it is less"].y.ends[0] > -1.2
 
 
 def test_the_front_is_what_nothing_beats() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from matplotlib.ticker import MaxNLocator
 
@@ -27,10 +27,21 @@ def depth(percent: float) -> float:
 def linear(label: str, values: Iterable[float], *, whole: bool = False, percent: bool = False) -> Axis:
     """An axis around the values; `whole` numbers end where the values do, `percent` has no ticks beyond 0 and 100."""
     lo, hi = _spread(values, 2.0 if percent else 1e-3)
+    lo, hi = (max(lo, 0.0), min(hi, 100.0)) if percent else (lo, hi)
     pad = 0.0 if whole else 0.04 * (hi - lo)
     ticks = MaxNLocator(4, integer=whole, steps=[1, 2, 2.5, 5, 10]).tick_values(lo, hi)
     inside = [float(t) for t in ticks if lo - pad <= t <= hi + pad and not (percent and not 0 <= t <= 100)]
     return Axis(label, (lo - pad, hi + pad), _texts(inside))
+
+
+def marked(values: Iterable[float], marks: Sequence[tuple[float, str]]) -> Axis:
+    """A linear axis around values and marks; marks are ticks with texts of their own, and other ticks keep away."""
+    axis = linear("", [*values, *(at for at, _ in marks)])
+    ticks: list[tuple[float, str]] = []
+    for tick in (*marks, *axis.ticks):
+        if all(abs(tick[0] - other) >= 0.09 * (axis.ends[1] - axis.ends[0]) for other, _ in ticks):
+            ticks.append(tick)
+    return replace(axis, ticks=tuple(sorted(ticks)))
 
 
 def logarithmic(label: str, values: Iterable[float]) -> Axis:

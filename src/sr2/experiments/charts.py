@@ -1,21 +1,24 @@
 """The figures as data: panels, axes and series of runs, drawn by `figures.py` for paper and by the report's page.
 
 Colour says the optimizer, dashes and markers the strength of the penalty, and there is one set of panels per data set,
-network and regularizer, so that a panel has few lines however many runs there are. Seeds are averaged.
+network and regularizer, so that a panel has few lines however many runs there are. Seeds are averaged. The figure of
+sigma is the exception: all of it is SR2's, so colours and dashes tell runs apart there.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from .axes import Axis, depth, linear, logarithmic, opening, power
-from .groups import Group, group, optimizer_name, penalty
+from ..optim import SR2
+from .axes import Axis, depth, linear, logarithmic, marked, opening, power
+from .groups import Group, group, optimizer_name, penalty, short
 from .paper import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
 
 Kind = Literal["line", "step", "bar", "point", "dot", "front"]
 """How a series is drawn; dots are small points."""
+Pick = Callable[[dict[str, Any]], float | None]
+"""A number out of an epoch's metrics."""
+
+RUN_COLORS = ("sr2", "amber", "other")
+"""Of runs of one optimizer, where colour need not say which; none is that of another optimizer."""
+_REFUSED = 2  # the marker of a refusal, which points up: sigma rises
+_MOST_REFUSED = 30  # epochs of a run; where more of them refuse, marks would hide the line that shows it
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class Series:
 
     Attributes:
         label: what a hover says.
-        color: the optimizer; "" is neutral.
+        color: the optimizer, or one of RUN_COLORS; "" is neutral.
         style: index of the dash pattern and the marker.
         x, y: of a "step", x are the edges, one more than y; of a "bar", the two sides.
         notes: of each point, for a hover.
@@ -78,12 +88,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Plate:
-    """The panels of one facet, with their legend; `name` is that of its files."""
+    """The panels of one facet, with their legend; `name` is that of its files. Stacked panels share their x."""
 
     name: str
     title: str
     panels: tuple[Panel | Heat, ...]
     legend: tuple[Key, ...] = ()
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,7 @@ class Chart:
 def charts(records: Iterable[RunRecord]) -> list[Chart]:
     """All figures of these runs; a figure for which no run has the numbers is left out."""
     groups = group(records)
-    drawn = [build(groups) for build in (pareto, pruning, trajectory, layers, histogram)]
+    drawn = [build(groups) for build in (pareto, pruning, trajectory, sigma, layers, histogram)]
     return [chart for chart in drawn if chart.plates]
 
 
@@ -165,31 +176,56 @@ def pruning(groups: Sequence[Group]) -> Chart:
 
 
 def trajectory(groups: Sequence[Group]) -> Chart:
-    """Objective, accuracy, zeros, sigma, rho and accepted share over epochs."""
-    quantities: list[tuple[str, Callable[[dict[str, Any]], float | None], bool]] = [
+    """Objective, accuracy and zeros over epochs."""
+    quantities: list[tuple[str, Pick, bool]] = [
         ("objective f + R", lambda m: m["objective"], True),
         ("test accuracy, %", lambda m: m["test_accuracy"], False),
         ("parameters that are zero, %", lambda m: m["zero_pct"], False),
-        ("σ", lambda m: m["sigma"], True),
-        ("ρ, mean of the steps", lambda m: m["rho"], False),
-        ("accepted steps, %", _accepted, False),
     ]
 
-    noisy = ("ρ, mean of the steps", "accepted steps, %")
-
     def panels(members: list[Group]) -> Iterator[Panel]:
-        last = max((len(r.metrics) for g in members for r in g.records), default=0)
-        x_axis = linear("epoch", [0, max(last, 1)], whole=True)
+        x_axis = _epochs(record for g in members for record in g.records)
         for title, pick, log in quantities:
-            most = 100 if title in noisy else None
-            lines = [_mean_line(g, i, partial(_course, pick), most) for i, g in _styled(members)]
+            lines = [_mean_line(g, i, partial(_course, pick)) for i, g in _styled(members)]
             yield from _panel(title, x_axis, [line for line in lines if line], log)
 
+    return Chart("trajectory", "Training", "After each epoch.", tuple(_plates("trajectory", groups, panels)))
+
+
+def sigma(groups: Sequence[Group]) -> Chart:
+    """What sigma does over a run, why, and what comes of it: sigma, rho, accepted steps, accuracy and zeros.
+
+    A line is one run and not a mean over seeds: sigma jumps, at other epochs under another seed, and a mean would show
+    jumps that no run made.
+    """
+    quantities: list[tuple[str, Pick, bool]] = [
+        ("σ, log scale", lambda m: m["sigma"], True),
+        ("ρ, mean of the steps", lambda m: m["rho"], False),
+        ("accepted steps, %", _accepted, False),
+        ("test accuracy, %", lambda m: m["test_accuracy"], False),
+        ("parameters that are zero, %", lambda m: m["zero_pct"], False),
+    ]
+    plates = []
+    for (data, model), same in itertools.groupby(groups, key=lambda g: (g.config.data, g.config.model)):
+        members = [g for g in same if any(row["sigma"] is not None for row in g.records[0].metrics)]
+        if not members:
+            continue
+        looks = [(g, RUN_COLORS[i % len(RUN_COLORS)], i // len(RUN_COLORS)) for i, g in enumerate(members)]
+        etas = sorted({(sign, _constant(g, name)) for g in members for sign, name in (("η₁", "eta1"), ("η₂", "eta2"))})
+        x_axis, panels = _epochs(g.records[0] for g in members), []
+        for title, pick, log in quantities:
+            series = [s for look in looks for s in _run_and_refusals(*look, pick)]
+            panels += [_with_etas(p, etas) if p.title[0] == "ρ" else p for p in _panel(title, x_axis, series, log)]
+        legend = [Key(g.label, color, style, "line") for g, color, style in looks]
+        if any(s.kind == "point" for panel in panels for s in panel.series):
+            legend.append(Key("epoch with a refused step", "", _REFUSED, "point"))
+        legend.append(Key(", ".join(f"{sign} = {short(eta)}" for sign, eta in etas), "", 0, "front"))
+        plates.append(replace(_plate("sigma", f"{data} {model}", panels, legend), stacked=True))
     caption = (
-        "σ, ρ and accepted steps are SR2's; the other methods take every step. Where there are more than 100 epochs, "
-        "ρ and accepted steps are means over neighbouring ones."
+        "One run a line, the first seed of each. σ is the inverse step size, after each epoch. A step that gains less "
+        "than η₁ of what its model promised is refused and raises σ; one that gains η₂ of it or more lowers σ."
     )
-    return Chart("trajectory", "Training", caption, tuple(_plates("trajectory", groups, panels)))
+    return Chart("sigma", "What σ does", caption, tuple(plates))
 
 
 def layers(groups: Sequence[Group]) -> Chart:
@@ -256,7 +292,7 @@ def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return best[::-1]
 
 
-def _course(pick: Callable[[dict[str, Any]], float | None], record: RunRecord) -> list[tuple[float, float | None]]:
+def _course(pick: Pick, record: RunRecord) -> list[tuple[float, float | None]]:
     return [(row["epoch"], pick(row)) for row in record.metrics]
 
 
@@ -276,6 +312,32 @@ def _accepted(metrics: dict[str, Any]) -> float | None:
     return 100 * metrics["accepted"] / steps if steps else None
 
 
+def _run_and_refusals(group: Group, color: str, style: int, pick: Pick) -> Iterator[Series]:
+    """The first run of a group over its epochs; where refusals are rare, marks on the epochs that have one."""
+    points = [(m, y) for m in group.records[0].metrics if (y := pick(m)) is not None and math.isfinite(y)]
+    refused = [(m, y) for m, y in points if m["refused"]]
+    notes = tuple(f"epoch {m['epoch']}: {m['refused']} of {m['accepted'] + m['refused']} refused" for m, _ in refused)
+    for kind, index, some, words in (("line", style, points, ()), ("point", _REFUSED, refused, notes)):
+        if some and (kind == "line" or len(some) <= _MOST_REFUSED):
+            x, ys = tuple(m["epoch"] for m, _ in some), tuple(y for _, y in some)
+            yield Series(group.label, color, index, kind, x, ys, words)  # type: ignore[arg-type]
+
+
+def _with_etas(panel: Panel, etas: Sequence[tuple[str, float]]) -> Panel:
+    """The panel of rho, with lines at the two thresholds; one deep refusal in an epoch must not flatten the rest."""
+    rules = [Series(sign, "", 0, "front", panel.x.ends, (eta, eta)) for sign, eta in etas]
+    lines = [replace(line, y=tuple(y and max(y, -1.0) for y in line.y)) for line in panel.series]
+    values = [y for line in lines for y in line.y if y is not None]
+    title = panel.title + (", −1 where it is less" if -1 in values else "")
+    return Panel(title, panel.x, marked(values, [(eta, sign) for sign, eta in etas]), (*rules, *lines))
+
+
+def _constant(group: Group, name: str) -> float:
+    """A constant of SR2, its own default where the run sets none."""
+    value = getattr(group.config, name)
+    return float(inspect.signature(SR2).parameters[name].default if value is None else value)
+
+
 def _layer_shares(group: Group) -> dict[str, float]:
     """Percent of zeros by weight tensor, over the seeds together."""
     zeros: dict[str, list[int]] = {}
@@ -292,20 +354,13 @@ def _mean_line(
     group: Group,
     style: int,
     points: Callable[[RunRecord], Iterable[tuple[float, float | None]]],
-    most: int | None = None,
 ) -> Series | None:
-    """The mean over seeds at each x, or at most so many of them; None if there is no number at all."""
+    """The mean over seeds at each x; None if there is no number at all."""
     at: dict[float, list[float]] = {}
     for record in group.records:
         for x, y in points(record):
             at.setdefault(x, []).extend([y] if y is not None and math.isfinite(y) else [])
-    every = sorted(at)
-    width = max(1, math.ceil(len(every) / most)) if most else 1
-    means = {}
-    for start in range(0, len(every), width):
-        xs = every[start : start + width]
-        ys = [y for x in xs for y in at[x]]
-        means[sum(xs) / len(xs)] = sum(ys) / len(ys) if ys else None
+    means = {x: sum(ys) / len(ys) if ys else None for x, ys in sorted(at.items())}
     if all(y is None for y in means.values()):
         return None
     seeds = len(group.records)
@@ -347,6 +402,10 @@ def _styled(members: Sequence[Group]) -> list[tuple[int, Group]]:
     """Groups with the index of their strength among those of the panel."""
     strengths = list(dict.fromkeys(_strength(g) for g in members))
     return [(strengths.index(_strength(g)), g) for g in members]
+
+
+def _epochs(records: Iterable[RunRecord]) -> Axis:
+    return linear("epoch", [0, max((len(record.metrics) for record in records), default=0) or 1], whole=True)
 
 
 def _panel(title: str, x: Axis, series: Sequence[Series], log: bool = False) -> Iterator[Panel]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .store import RunRecord
 
 # Okabe and Ito's palette, which colour-blind readers tell apart; the page's stylesheet has the same, and lighter ones.
-COLORS = {"sr2": "#0072b2", "proxgen": "#d55e00", "proxsgd": "#009e73", "": "#555555"}
+COLORS = {"sr2": "#0072b2", "proxgen": "#d55e00", "proxsgd": "#009e73", "amber": "#e69f00", "": "#555555"}
 OTHER = "#cc79a7"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (10, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -50,10 +50,10 @@ def draw(chart: Chart, plate: Plate) -> Figure:
     """One plate as a matplotlib figure."""
     with matplotlib.rc_context(STYLE):
         wide = any(isinstance(panel, Heat) for panel in plate.panels) or len(plate.panels) == 1
-        columns = 1 if wide else 2 if len(plate.panels) in (2, 4) else 3
+        columns = 1 if wide or plate.stacked else 2 if len(plate.panels) in (2, 4) else 3
         rows = -(-len(plate.panels) // columns)
         figure = Figure(
-            figsize=(6.4 if wide else 3.2 * columns, _height(plate, wide) * rows + 0.7), layout="constrained"
+            figsize=(6.4 if columns == 1 else 3.2 * columns, _height(plate, wide) * rows + 0.7), layout="constrained"
         )
         FigureCanvasAgg(figure)
         figure.suptitle(_short(f"{chart.title}: {plate.title}", 70), x=0.01, ha="left", fontsize=10, fontweight="bold")
@@ -63,14 +63,17 @@ def draw(chart: Chart, plate: Plate) -> Figure:
                 _heat(figure, ax, panel)
             else:
                 _axes(ax, panel)
+                if plate.stacked and panel is not plate.panels[-1]:
+                    ax.set_xlabel("")
+                    ax.tick_params(labelbottom=False)
         for ax in list(figure.axes)[len(plate.panels) : rows * columns]:
             ax.set_axis_off()
         if plate.legend:
-            handles = [_handle(key) for key in plate.legend]
+            handles = [_handle(key, 40 if plate.stacked else 34) for key in plate.legend]
             figure.legend(
                 handles=handles,
                 loc="outside lower center",
-                ncols=min(len(handles), 8 if columns == 3 else 6),
+                ncols=min(len(handles), 2 if plate.stacked else 8 if columns == 3 else 6),
                 columnspacing=1.4,
             )
         return figure
@@ -91,7 +94,7 @@ def _height(plate: Plate, wide: bool) -> float:
     heat = plate.panels[0]
     if isinstance(heat, Heat):
         return 0.5 + 0.22 * len(heat.rows) + (1.2 if len(heat.columns) <= 24 else 0.3)
-    return 3.6 if wide else 2.1
+    return 3.6 if wide else 1.4 if plate.stacked else 2.1
 
 
 def _axes(ax: Axes, panel: Panel) -> None:
@@ -144,17 +147,15 @@ def _heat(figure: Figure, ax: Axes, heat: Heat) -> None:
     figure.colorbar(image, ax=ax, label=heat.title, fraction=0.04, pad=0.02)
 
 
-def _handle(key: Key) -> Line2D:
-    color = _color(key.color)
+def _handle(key: Key, most: int) -> Line2D:
+    color, label = _color(key.color), _short(key.label, most)
     if key.kind == "bar":
-        return Line2D([], [], color=color, linewidth=5, label=_short(key.label), solid_capstyle="butt")
+        return Line2D([], [], color=color, linewidth=5, label=label, solid_capstyle="butt")
     if key.kind == "point":
         marker = MARKERS[key.style % len(MARKERS)]
-        return Line2D([], [], color=color, linestyle="none", marker=marker, label=_short(key.label))
+        return Line2D([], [], color=color, linestyle="none", marker=marker, label=label)
     dash: Any = "-" if key.kind == "front" else DASHES[key.style % len(DASHES)]
-    return Line2D(
-        [], [], color=color, linestyle=dash, linewidth=1 if key.kind == "front" else 1.3, label=_short(key.label)
-    )
+    return Line2D([], [], color=color, linestyle=dash, linewidth=1 if key.kind == "front" else 1.3, label=label)
 
 
 def _short(text: str, most: int = 34) -> str:
