@@ -12,6 +12,8 @@ import torch
 
 import sr2
 from sr2.cli import main
+from sr2.experiments.store import find_runs
+from sr2.experiments.tables import summary
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -95,6 +97,12 @@ def test_the_recipe_that_is_named_exists():
     named = re.findall(r"sr2 paper run (\S+)", README)
     assert named
     assert set(named) <= set(cells())
+
+
+def test_the_results_are_those_of_the_folder():
+    (table,) = re.findall(r"<!-- results -->\n(.*?)<!-- /results -->", README, re.DOTALL)
+    made = summary(find_runs([ROOT / "results"]))
+    assert table == made, f"between the README's markers there should be\n{made}"
 
 
 def test_the_table_of_regularizers_is_the_codes():

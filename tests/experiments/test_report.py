@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sr2.experiments import report
+from sr2.experiments import report, tables
 from sr2.experiments.charts import charts
 from sr2.experiments.config import RunConfig
 from sr2.experiments.errors import UserError
@@ -153,6 +153,7 @@ def test_the_papers_report_leaves_other_runs_out(tmp_path: Path) -> None:
     assert "1 runs; 1 of the paper's 45 cells run" in text
     assert text.count(">not run<") == 44
     assert "digits" not in text
+    assert (tmp_path / "out" / "summary.md").read_text() == tables.summary([cell])
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(records: list[RunRecord], tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def write_report(records: Iterable[RunRecord], out: Path, title: str | None = None, *, paper: bool = False) -> Path:
     """Write `out/index.html`, the tables and `out/figures`; return the page's path.
 
-    With `paper`, only the runs of the paper's cells, and all of its cells, those that were not run marked so.
+    With `paper`, only the runs of the paper's cells, and all of its cells, those that were not run marked so; and
+    `out/summary.md`, the cells that were run.
     """
     runs = [record for record in records if not paper or match(record)]
     if not runs and not paper:
@@ -37,6 +38,8 @@ def write_report(records: Iterable[RunRecord], out: Path, title: str | None = No
     with named_errors(out):
         out.joinpath("figures").mkdir(parents=True, exist_ok=True)
     write_file(out / "tables.md", tables.markdown(shown).encode())
+    if paper:
+        write_file(out / "summary.md", tables.summary(runs).encode())
     write_file(out / "tables.tex", tables.latex(shown).encode())
     write_file(out / "tables.csv", tables.comma_separated(shown).encode())
     for chart in drawn:

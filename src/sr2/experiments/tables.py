@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .groups import Group, group, optimizer_name, order, penalty, settings_text
+from .groups import Group, group, optimizer_name, order, penalty, settings_text, short
 from .paper import EPOCHS, Cell, cells
 from .recipes import recipe
 
@@ -132,10 +132,7 @@ def _row(group: Group) -> Row:
         notes.append(f"{unfinished} more unfinished")
     if not done:
         notes.append("unfinished: values of the last epoch")
-    measured: list[dict[str, Any]] = [record.result for record in done if record.result is not None]
-    if not done:
-        last = [record.metrics[-1] for record in group.records if record.metrics]
-        measured = [{"epochs": m["epoch"], "seconds": m["seconds"], **{k: m[_LAST[k]] for k in MEASURES}} for m in last]
+    measured = [found for record in done or group.records if (found := _measured(record))]
     return Row(
         config=config,
         status="run" if done else "unfinished",
@@ -146,6 +143,14 @@ def _row(group: Group) -> Row:
         seconds=statistics.fmean(m["seconds"] for m in measured) if measured else None,
         note="; ".join(note for note in notes if note),
     )
+
+
+def _measured(record: RunRecord) -> dict[str, Any]:
+    """The result of a run, or the same of its last epoch so far; empty before the first."""
+    if record.result is not None or not record.metrics:
+        return record.result or {}
+    last = record.metrics[-1]
+    return {"epochs": last["epoch"], "seconds": last["seconds"], **{key: last[_LAST[key]] for key in MEASURES}}
 
 
 def _value(numbers: Sequence[float | None]) -> Value | None:
@@ -161,16 +166,14 @@ def _published(cell: Cell | None) -> tuple[Value | None, ...]:
 
 def _telling(group: Group) -> list[str]:
     """The settings that a note names: those that tell groups apart, and those that are not the paper's."""
-    ours, theirs = group.config, recipe(group.cell.name) if group.cell else None
-    return [
-        name
-        for name in vars(ours)
-        if name not in _UNTOLD
-        and (
-            name in group.differs
-            or (theirs and name not in _NO_DEPARTURE and getattr(ours, name) != getattr(theirs, name))
-        )
-    ]
+    named = {*group.differs, *(_departures(group.config, group.cell) if group.cell else ())}
+    return [name for name in vars(group.config) if name in named - _UNTOLD]
+
+
+def _departures(config: RunConfig, cell: Cell) -> dict[str, Any]:
+    """The settings of a run that are not those of its cell's recipe."""
+    theirs = vars(recipe(cell.name))
+    return {name: v for name, v in vars(config).items() if name not in _NO_DEPARTURE and v != theirs[name]}
 
 
 def _not_run(configs: list[RunConfig], paper: bool) -> list[Row]:
@@ -294,6 +297,26 @@ def markdown(tables: Iterable[Table]) -> str:
     return "\n".join(out)
 
 
+def summary(records: Iterable[RunRecord]) -> str:
+    """The paper's cells that were run, beside our runs: one Markdown table for a README, a row for each run."""
+    pairs = [f"{heading}, paper / ours" for heading in MEASURES.values()]
+    names = ["network", "R", "λ", "optimizer", "epochs", *pairs, "seconds", "departs from the recipe by"]
+    out = [_line(names), _line(["--:" if name in (*pairs, "seconds") else ":--" for name in names], str)]
+    for found in group(records):
+        if (cell := found.cell) is None:
+            continue
+        for record in found.records:
+            ours = _measured(record)
+            epochs = ours.get("epochs", 0)
+            departs = _departures(record.config, cell)
+            departs.pop("epochs", None)  # they have a column
+            line = [cell.model, cell.regularizer, short(cell.lam), optimizer_name(cell.optimizer)]
+            line.append(f"{epochs} of {EPOCHS}" if epochs != EPOCHS else f"{EPOCHS}")
+            line += [f"{getattr(cell, key):.2f} / {_decimals(ours.get(key), 2)}" for key in MEASURES]
+            out.append(_line([*line, _decimals(ours.get("seconds"), 0), settings_text(departs) or "–"]))
+    return "\n".join(out) + "\n"
+
+
 def latex(tables: Iterable[Table]) -> str:
     r"""Tables as LaTeX, for a document that loads booktabs."""
     out = ["% \\usepackage{booktabs}"]
@@ -335,6 +358,10 @@ def print_table(records: Iterable[RunRecord], console: Console | None = None, *,
     console = console or Console()
     for table in build(records, paper=paper):
         console.print(terminal(table))
+
+
+def _decimals(number: float | None, digits: int) -> str:
+    return "–" if number is None else f"{number:.{digits}f}"
 
 
 def _mark(index: int) -> str:
