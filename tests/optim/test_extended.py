@@ -70,7 +70,7 @@ def test_exactly_at_the_threshold():
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_a_momentum_step_below_the_threshold_raises_sigma_too(capturable):
-    """A refusal of momentum keeps sigma, but a model without a minimizer does not speak against the direction."""
+    """A model without a minimizer is refused, with momentum as without."""
     x, f = problem()
     optimizer = SR2([x], NegativeQuadratic(C), sigma=20.0, momentum=0.9, capturable=capturable)
     for _ in range(3):

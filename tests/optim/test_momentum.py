@@ -1,4 +1,4 @@
-"""Momentum: a refused step speaks against the direction, not against sigma."""
+"""Momentum: a step is judged on f(., xi) + (v - g)'x, whose gradient is v, so that noise is not taken for curvature."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import L1, SR2
+from sr2 import L0, L1, SR2
 
 
 def quadratic(diagonal, start=1.0):
@@ -15,25 +15,71 @@ def quadratic(diagonal, start=1.0):
     return x, c, lambda: (c * x.square()).sum() / 2
 
 
-def test_a_refused_momentum_step_keeps_sigma_and_the_next_is_the_plain_gradient():
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_rho_is_the_curvature_whatever_the_noise(seed, capturable):
+    """f(x, xi) = c x^2 / 2 + xi'x: without a penalty, rho = 1 - c / (2 sigma) for every draw of xi."""
+    torch.manual_seed(seed)
+    c, x = 3.0, nn.Parameter(torch.randn(5, dtype=torch.float64))
+    optimizer = SR2([x], sigma=4.0, momentum=0.9, capturable=capturable)
+    for _ in range(20):
+        xi = 10 * torch.randn(5, dtype=torch.float64)
+        optimizer.step(lambda xi=xi: c * x.square().sum() / 2 + (xi * x).sum())
+        assert optimizer.last_step.rho == pytest.approx(1 - c / 8, abs=1e-9)
+    assert optimizer.counts["accepted"] == 20
+    assert optimizer.sigma == 4.0
+
+
+@pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
+def test_the_decrease_that_counts_is_that_of_f_with_gradient_v(R):
+    torch.manual_seed(0)
+    a, x = torch.randn(6, 4, dtype=torch.float64), nn.Parameter(torch.randn(4, dtype=torch.float64))
+    optimizer = SR2([x], R, sigma=30.0, momentum=0.7)
+    m = torch.zeros(4, dtype=torch.float64)
+    for t in range(1, 15):
+        xi, old = torch.randn(6, dtype=torch.float64), x.detach().clone()
+
+        def f(z, xi=xi):
+            return (a @ z - xi).square().sum() / 2
+
+        g = a.T @ (a @ old - xi)
+        m = 0.7 * m + 0.3 * g
+        v, sigma = m / (1 - 0.7**t), optimizer.sigma
+        optimizer.step(lambda f=f: f(x))
+        new = R.prox(old - v / sigma, 1 / sigma)
+        s = new - old
+        decrease = f(old) - f(new) + (g - v) @ s + R.value([old]) - R.value([new])
+        last = optimizer.last_step
+        assert last.actual == pytest.approx(decrease.item(), abs=1e-10)
+        assert last.predicted == pytest.approx((R.value([old]) - R.value([new]) - v @ s).item(), abs=1e-10)
+        assert last.trial_loss == pytest.approx(f(new).item())  # the loss that is shown is the batch's own
+
+
+def test_a_full_objective_is_tested_as_it_is():
+    x, _, f = quadratic([1.0])
+    optimizer = SR2([x], sigma=2.0, momentum=0.9)
+    for xi in (5.0, -5.0, 5.0):
+        before = f().item()
+        optimizer.step(lambda xi=xi: f() + xi * x.sum(), objective=f)
+        last = optimizer.last_step
+        assert last.actual == pytest.approx(before - last.trial_loss)
+
+
+def test_a_refused_step_raises_sigma_and_momentum_goes_on():
     x, c, f = quadratic([1.0, 0.01])
-    optimizer = SR2([x], sigma=1.0, eta2=0.5, momentum=0.9)
-    refused = 0
-    for _ in range(60):
-        restarted = "momentum" not in optimizer.state[x]
+    optimizer = SR2([x], sigma=1.0, eta2=0.5, momentum=0.9, gamma1=2.0)
+    m, refused = torch.zeros_like(c), 0
+    for t in range(1, 61):
         before, sigma = x.detach().clone(), optimizer.sigma
         optimizer.step(f)
-        last = optimizer.last_step
-        if restarted:
-            trial = before - c * before / sigma
-            assert last.trial_loss == pytest.approx(((c * trial.square()).sum() / 2).item(), abs=1e-15)
-        if last.accepted is False and not restarted:
+        m = 0.9 * m + 0.1 * c * before
+        torch.testing.assert_close(optimizer.state[x]["momentum"], m, rtol=1e-12, atol=0)
+        trial = before - m / (1 - 0.9**t) / sigma
+        assert optimizer.last_step.trial_loss == pytest.approx(((c * trial.square()).sum() / 2).item(), abs=1e-15)
+        if not optimizer.last_step.accepted:
             refused += 1
-            assert optimizer.sigma == sigma
+            assert optimizer.sigma == 2 * sigma
             assert torch.equal(x, before)
-        if last.accepted is False:
-            assert "momentum" not in optimizer.state[x]
-            assert "momentum_weight" not in optimizer.state[x]
     assert refused > 2
 
 
@@ -71,7 +117,7 @@ def test_sigma_stays_bounded_where_momentum_overshoots(R):
         optimizer.step(f)
         most = max(most, optimizer.sigma)
     assert optimizer.counts["refused"] > 3
-    assert most <= 5.56 * 50.0  # a plain step with sigma >= L / 2 (1 - eta1) is accepted
+    assert most <= 5.56 * 50.0  # theorem 1: a step with sigma >= L / 2 (1 - eta1) is accepted
     assert f().item() < 1e-3
 
 

@@ -181,7 +181,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _commit(self, proposal: Proposal) -> None:
         if self.capturable:
             yes = torch.ones((), dtype=torch.bool, device=proposal.xs[0].device)
-            proposal.commit_on_device(sound=yes, forget_momentum=~yes)
+            proposal.commit_on_device(sound=yes)
         else:
             proposal.commit()
 

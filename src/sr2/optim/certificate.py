@@ -177,8 +177,7 @@ def _one_batch(
         trial.put_back()
     if not optimizer.capturable:  # sigma is where decisions are made
         scalars = scalars.cpu()
-    plain = torch.ones((), dtype=torch.bool, device=scalars.device)
-    decision, _ = optimizer._decide(scalars, optimizer._resolution(f), plain)
+    decision, _ = optimizer._decide(scalars, optimizer._resolution(f))
     return bool(decision.accepted | decision.null), float(scalars[5]), noise
 
 

@@ -157,18 +157,16 @@ class FusedDecision:
     def __init__(self, constants: Sequence[float], device: torch.device) -> None:
         self.key = tuple(constants)
         self._constants = torch.tensor(constants, dtype=torch.float64, device=device)
-        self.plain = torch.ones((), dtype=torch.bool, device=device)
-        self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(3)]
+        self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(2)]
 
     def __call__(
-        self, losses: Sequence[Tensor], parts: Parts, plain: Tensor, search: dict[str, Any], last: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Writes sigma, counters, sums and figures in place; returns accepted, sound, refused."""
+        self, losses: Sequence[Tensor], parts: Parts, search: dict[str, Any], last: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Writes sigma, counters, sums and figures in place; returns accepted, sound."""
         counts = [search[name] for name in ("accepted", "refused", "null", "broken")]
         kernels().decide[(1,)](
             *losses,
             torch.stack(parts),
-            plain,
             self._constants,
             search["sigma"],
             *counts,
@@ -178,8 +176,8 @@ class FusedDecision:
             enable_fp_fusion=False,
             num_warps=1,
         )
-        accepted, sound, refused = self._flags
-        return accepted, sound, refused
+        accepted, sound = self._flags
+        return accepted, sound
 
 
 def _dense(x: Tensor) -> bool:

@@ -89,7 +89,6 @@ def decide(
     f_pointer,
     trial_pointer,
     sums,  # float64: v's, R(x) - R(x + s), |s|^2
-    plain_pointer,
     constants,  # float64: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, the slack's 10 eps, the forgetting factor
     sigma_pointer,
     accepted_count,
@@ -100,7 +99,6 @@ def decide(
     last,  # float64: the nine figures of `StepInfo.of`
     accepted_out,
     sound_out,
-    refused_out,
 ):
     """`Search.decide`, `stationarity.update` and the counters, for one step: a hundred tiny launches in one."""
     loss = tl.load(loss_pointer).to(tl.float64)
@@ -109,7 +107,6 @@ def decide(
     vs = tl.load(sums)
     dR = tl.load(sums + 1)
     ss = tl.load(sums + 2)
-    plain = tl.load(plain_pointer) != 0
     sigma = tl.load(sigma_pointer)
 
     # y - y is 0 if and only if y is finite
@@ -127,8 +124,7 @@ def decide(
     refused = sound & (accepted == 0) & (null == 0)
     lower = tl.load(constants + 4) * sigma
     lower = tl.where(lower > tl.load(constants + 5), lower, tl.load(constants + 5))
-    higher = tl.where(plain, tl.load(constants + 2) * sigma, sigma)
-    higher = tl.where(finite, higher, tl.load(constants + 3) * sigma)
+    higher = tl.where(finite, tl.load(constants + 2), tl.load(constants + 3)) * sigma
     new = tl.where(very, lower, tl.where(refused, higher, sigma))
     tl.store(sigma_pointer, new)
 
@@ -154,4 +150,3 @@ def decide(
     tl.store(last + 8, null.to(tl.float64))
     tl.store(accepted_out, accepted.to(tl.int8))
     tl.store(sound_out, sound.to(tl.int8))
-    tl.store(refused_out, refused.to(tl.int8))

@@ -12,7 +12,7 @@ from .metrics import State, ema
 def direction(gs: Sequence[Tensor], states: Sequence[State], momentum: float) -> tuple[list[Tensor], list[State]]:
     """v_t = m_t / (1 - beta^t),  m_t = beta m_{t-1} + (1 - beta) g_t; and the states that hold m_t.
 
-    Nothing is written, so that a step which is called off leaves no trace. A forgotten state starts again at v = g.
+    Nothing is written, so that a step which is called off leaves no trace.
     """
     if momentum == 0:
         return list(gs), [{} for _ in gs]
@@ -23,10 +23,3 @@ def direction(gs: Sequence[Tensor], states: Sequence[State], momentum: float) ->
         vs.append(m / weight)
         news.append({"momentum": m, "momentum_weight": weight})
     return vs, news
-
-
-def forget(states: Sequence[State]) -> None:
-    """Restart: the next direction is the plain gradient."""
-    for state in states:
-        state.pop("momentum", None)
-        state.pop("momentum_weight", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +26,21 @@ class Proposal:
     states: list[State]
     news: list[State]
 
+    def noise(self, kept: Sequence[Tensor]) -> Tensor:
+        """(g - v)'s for s = x - kept, in float64."""
+        terms = [
+            ((g - v) * (x - old)).sum(dtype=torch.float64)
+            for g, v, x, old in zip(self.gs, self.vs, self.xs, kept, strict=True)
+        ]
+        return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+
     def commit(self) -> None:
         """The new momentum and metric replace the old."""
         for state, new in zip(self.states, self.news, strict=True):
             state.update(new)
 
-    def commit_on_device(self, sound: Tensor, forget_momentum: Tensor) -> None:
-        """`commit` where `sound`, in place, so that a graph's replay finds its state; and a restart of momentum."""
+    def commit_on_device(self, sound: Tensor) -> None:
+        """`commit` where `sound`, in place, so that a graph's replay finds its state."""
         for x, state, new in zip(self.xs, self.states, self.news, strict=True):
             for name, value in new.items():
                 if not isinstance(value, Tensor):
@@ -40,6 +49,4 @@ class Proposal:
                     if x.is_cuda and torch.cuda.is_current_stream_capturing():
                         raise RuntimeError("momentum and metrics need a step before a CUDA graph is captured")
                     state[name] = torch.zeros_like(value)
-                if name.startswith("momentum"):
-                    value = torch.where(forget_momentum, 0.0, value)
                 state[name].copy_(torch.where(sound, value, state[name]))

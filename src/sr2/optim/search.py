@@ -47,14 +47,8 @@ class Search:
                 "leave gamma2=None to use gamma1"
             )
 
-    def decide(
-        self, sigma: Tensor, actual: Tensor, predicted: Tensor, slack: Tensor, ss: Tensor, plain: Tensor
-    ) -> Decision:
-        """rho = actual / predicted against eta1 and eta2, without dividing; all tensors float64 and 0-dim.
-
-        plain: the direction is the gradient. Where it is not (momentum), a refusal speaks against the direction and
-        sigma stays: the next step takes the plain gradient.
-        """
+    def decide(self, sigma: Tensor, actual: Tensor, predicted: Tensor, slack: Tensor, ss: Tensor) -> Decision:
+        """rho = actual / predicted against eta1 and eta2, without dividing; all tensors float64 and 0-dim."""
         null = ss == 0
         finite = actual.isfinite() & predicted.isfinite() & ss.isfinite()
         actual, predicted = actual + slack, predicted + slack
@@ -62,10 +56,6 @@ class Search:
         accepted = usable & (actual >= self.eta1 * predicted)
         very = accepted & (actual >= self.eta2 * predicted)
         lower = (self.gamma3 * sigma).clamp_min(self.sigma_min)
-        higher = torch.where(plain, self.gamma1 * sigma, sigma)
-        sigma = torch.where(
-            null | (accepted & ~very),
-            sigma,
-            torch.where(very, lower, torch.where(finite, higher, self.gamma2 * sigma)),
-        )
+        higher = torch.where(finite, self.gamma1 * sigma, self.gamma2 * sigma)
+        sigma = torch.where(null | (accepted & ~very), sigma, torch.where(very, lower, higher))
         return Decision(accepted, null, torch.where(usable, actual / predicted, math.nan), sigma)

@@ -25,7 +25,6 @@ from .batch_growth import BatchGrowth, GradientNoise
 from .evaluation import Closure, TwoEvaluations
 from .fused import FusedDecision, FusedTrial
 from .metrics import Metric
-from .momentum import forget
 from .proposal import Proposal
 from .proximal_step import Parts
 from .search import Decision, Search
@@ -67,7 +66,7 @@ class SR2(ProximalOptimizer):
         gamma1, gamma2: 1 < gamma1 <= gamma2, the factors that raise sigma; gamma2=None means gamma1.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
         sigma_min: the least sigma.
-        momentum: beta of v_t, a bias-corrected average of gradients; a refused step starts it again at v = g.
+        momentum: beta of v_t, a bias-corrected average of gradients; rho then leaves out (g - v)'s, the batch's noise.
         metric: a diagonal metric D_t, by name or as an object; the step then minimizes with sigma + D_t.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as the paper does).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the path to
@@ -259,6 +258,8 @@ class SR2(ProximalOptimizer):
             f = loss if objective is None else evaluations.again(objective)
             trial = self._trial(self._proposals())
             parts = trial.move(self._own["search"]["sigma"])
+            if self.momentum and objective is None:
+                f = f + self._noise(trial)
             f_trial = evaluations.again(objective or closure, settle_later=self.capturable)
             losses = (loss, f, f_trial)
             if not self.capturable:
@@ -288,6 +289,17 @@ class SR2(ProximalOptimizer):
             return self._fused.setdefault(0, FusedTrial()).use(proposals)
         return Trial(proposals, self._kept, flat=self._flat(proposals[0].xs), compiled=self.compile)
 
+    def _noise(self, trial: Trial | FusedTrial) -> Tensor:
+        """(g - v)'s, which momentum's v takes out of this batch: the step is judged on f(., xi) + (v - g)'x.
+
+        That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
+        """
+        noise, kept = [], iter(trial.kept)
+        for p in trial.proposals:
+            noise.append(p.noise([next(kept) for _ in p.xs]))
+        total = torch.stack([n.to(noise[0].device) for n in noise]).sum()
+        return torch.where(total.isfinite(), total, 0.0)  # where it is not, s is not, and refuses the step itself
+
     def _scalars(self, losses: Sequence[Tensor], parts: Parts) -> Tensor:
         """loss, f(x), f(x + s), v's, R(x) - R(x + s), |s|^2: one reduction point, so that processes agree."""
         values = torch.stack([t.to(parts.vs.device, torch.float64) for t in losses])
@@ -302,13 +314,13 @@ class SR2(ProximalOptimizer):
         exact = all(x.dtype == torch.float64 for group in self.param_groups for x in group["params"])
         return max(torch.finfo(loss.dtype).eps, torch.finfo(torch.float64 if exact else torch.float32).eps)
 
-    def _decide(self, scalars: Tensor, eps: float, plain: Tensor) -> tuple[Decision, Tensor]:
+    def _decide(self, scalars: Tensor, eps: float) -> tuple[Decision, Tensor]:
         """The decision, and the figures of `StepInfo` in its order."""
         loss, f, f_trial, vs, dR, ss = scalars.unbind()
         sigma = torch.as_tensor(self._own["search"]["sigma"], dtype=torch.float64)
         actual, predicted = f - f_trial + dR, dR - vs
         slack = 10 * eps * f.abs().clamp_min(1.0)
-        decision = self.search.decide(sigma, actual, predicted, slack, ss, plain)
+        decision = self.search.decide(sigma, actual, predicted, slack, ss)
         figures = (loss, f_trial, decision.rho, decision.sigma, predicted, actual, ss.sqrt())
         return decision, torch.stack([*figures, decision.accepted.double(), decision.null.double()])
 
@@ -317,14 +329,10 @@ class SR2(ProximalOptimizer):
         if not bool(scalars.isfinite().all()) and not self._can_refuse(scalars, trial, evaluations):
             return False
         search = self._own["search"]
-        plain = not any("momentum" in state for p in trial.proposals for state in p.states)
-        decision, figures = self._decide(scalars, eps, torch.tensor(plain))
+        decision, figures = self._decide(scalars, eps)
         accepted, null = bool(decision.accepted), bool(decision.null)
-        refused = not accepted and not null
         for proposal in trial.proposals:
             proposal.commit()
-            if refused:
-                forget(proposal.states)
         if not accepted:
             trial.put_back()
         search["accepted" if accepted else "null" if null else "refused"] += 1
@@ -338,28 +346,24 @@ class SR2(ProximalOptimizer):
         self, losses: Sequence[Tensor], parts: Parts, eps: float, trial: Trial | FusedTrial, evaluations: TwoEvaluations
     ) -> None:
         """`_settle` without a host read: every choice is a `where`, every state is written in place."""
-        weights = [s["momentum_weight"] for p in trial.proposals for s in p.states if "momentum_weight" in s]
-        plain = torch.stack(weights).sum() == 0 if weights else None
         if isinstance(trial, FusedTrial) and self._process_group() is None:
-            accepted, sound, refused = self._fused_decision(losses, parts, eps, plain)
+            accepted, sound = self._fused_decision(losses, parts, eps)
         else:
-            accepted, sound, refused = self._decision_on_device(losses, parts, eps, plain)
+            accepted, sound = self._decision_on_device(losses, parts, eps)
         trial.put_back_unless(accepted)
         evaluations.settle(sound)
         for proposal in trial.proposals:
-            proposal.commit_on_device(sound, forget_momentum=refused)
+            proposal.commit_on_device(sound)
 
-    def _decision_on_device(
-        self, losses: Sequence[Tensor], parts: Parts, eps: float, plain: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """accepted, sound, refused; sigma, counters and figures are written."""
+    def _decision_on_device(self, losses: Sequence[Tensor], parts: Parts, eps: float) -> tuple[Tensor, Tensor]:
+        """accepted, sound; sigma, counters and figures are written."""
         search, scalars = self._own["search"], self._scalars(losses, parts)
         loss, f, _, vs, _, ss = scalars.unbind()
         # v's is not finite where g is not, or where only the prox is not: that is a refusal.
         gs = [p.grad for p in self._parameters() if p.grad is not None]
         finite = torch.stack([n.isfinite().to(vs.device) for n in torch._foreach_norm(gs, math.inf)]).all()
         sound = loss.isfinite() & f.isfinite() & (vs.isfinite() | finite)
-        decision, figures = self._decide(scalars, eps, torch.ones_like(sound) if plain is None else plain)
+        decision, figures = self._decide(scalars, eps)
         # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
         enters = scalars[4].isposinf() & scalars[2].isfinite() & sound
         accepted, null = (decision.accepted | enters) & sound, decision.null & sound
@@ -371,19 +375,14 @@ class SR2(ProximalOptimizer):
         search["sigma"].copy_(figures[3])
         search["steps_squared"].copy_(stationarity.update(search["steps_squared"], ss, accepted | null))
         cast(Tensor, self._last).copy_(figures)
-        return accepted, sound, refused
+        return accepted, sound
 
-    def _fused_decision(
-        self, losses: Sequence[Tensor], parts: Parts, eps: float, plain: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _fused_decision(self, losses: Sequence[Tensor], parts: Parts, eps: float) -> tuple[Tensor, Tensor]:
         s = self.search
         constants = (s.eta1, s.eta2, s.gamma1, s.gamma2, s.gamma3, s.sigma_min, 10 * eps, stationarity.FORGET)
         if self._fused_judge is None or self._fused_judge.key != constants:
             self._fused_judge = FusedDecision(constants, parts.vs.device)
-        judge = self._fused_judge
-        return judge(
-            losses, parts, judge.plain if plain is None else plain, self._own["search"], cast(Tensor, self._last)
-        )
+        return self._fused_judge(losses, parts, self._own["search"], cast(Tensor, self._last))
 
     def _batch_passes(self, scalars: Tensor, eps: float, noise: GradientNoise | None) -> bool:
         """Assumption 3 for this batch. Where it fails, s = 0 as in Algorithm 1, and the next batch is larger.

@@ -48,6 +48,11 @@ class Trial:
             parts.append(part)
         return add_parts(parts)
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """x as it was before `move`."""
+        return [x for kept in self._kept for x in kept]
+
     def put_back(self) -> None:
         """x + s -> x, exactly."""
         for p, kept in zip(self.proposals[: self._moved], self._kept, strict=False):
