@@ -74,7 +74,7 @@ def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
 def move_to_trial(
     group: Piece, regularizer: Regularizer, moved: list[Piece], *, flat: bool, compiled: bool = False
 ) -> Parts:
-    """x <- x + s, in place; returns the parts of the model. A piece is in `moved` before its x changes: x is kept."""
+    """x <- x + s, in place; returns the parts of the model. What has moved, or may have, is in `moved`."""
     work: Callable[[Piece, Regularizer], Parts] = _move
     pieces = iter([group])
     if compiled and regularizer.separable:
@@ -82,13 +82,18 @@ def move_to_trial(
     elif flat and regularizer.separable and _one_kind_on_cuda(group.xs):
         work = _move_end_to_end
     elif flat and regularizer.separable:
-        work, pieces = _move_in_place if _known(group, regularizer) else _move, _pieces(group, ROWS)
-    parts = []
+        pieces = _pieces(group, ROWS)
+        if _known(group, regularizer):
+            return _move_in_place(_kept(pieces, moved), regularizer)
+    return add_parts([work(piece, regularizer) for piece in _kept(pieces, moved)])
+
+
+def _kept(pieces: Iterator[Piece], moved: list[Piece]) -> Iterator[Piece]:
+    """Each piece, to be moved before the next is asked for: x is kept, then noted as kept, and only then moved."""
     for piece in pieces:
         torch._foreach_copy_(list(piece.olds), list(piece.xs))
         moved.append(piece)
-        parts.append(work(piece, regularizer))
-    return add_parts(parts)
+        yield piece
 
 
 def put_back(moved: Sequence[Piece]) -> None:
@@ -99,6 +104,8 @@ def put_back(moved: Sequence[Piece]) -> None:
 
 def add_parts(parts: Sequence[Parts]) -> Parts:
     """The parts of several pieces or groups, on the device of the first."""
+    if len(parts) == 1:
+        return parts[0]
     columns = zip(*parts, strict=True)
     return Parts(*(torch.stack([t.to(column[0].device) for t in column]).sum() for column in columns))
 
@@ -174,34 +181,42 @@ def _known(group: Piece, regularizer: Regularizer) -> bool:
     )
 
 
-def _move_in_place(piece: Piece, regularizer: Regularizer) -> Parts:
+def _move_in_place(pieces: Iterator[Piece], regularizer: Regularizer) -> Parts:
     """`_move` for l1 and l0 without a new tensor: on the CPU, fresh memory costs more than the arithmetic."""
-    (x,), (old,), (v,), (step,) = piece
     a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
-    if x.dim() != 2 or x.shape[1] != RUN or len(x) > ROWS or not isinstance(step, float):
-        return _move(piece, regularizer)
-    s, t = (buffer[: len(x)] for buffer in _buffers(x.dtype))
-    torch.sub(old, torch.mul(v, step, out=t), out=t)
-    largest = torch.finfo(x.dtype).max
-    if a:
-        torch.ops.aten.softshrink.out(t, min(a * step, largest), out=x)
-    elif b:
-        torch.ops.aten.hardshrink.out(t, min((2 * b * step) ** 0.5, largest), out=x)
-    else:
-        x.copy_(t)
-    torch.sub(x, old, out=s)
-    vs = exact_sum(torch.mul(v, s, out=t))
-    ss = torch.linalg.vector_norm(s, 2, 1).double().square_().sum()  # of each run, in one pass instead of two
-    if a:
-        torch.sub(torch.abs(old, out=t), torch.abs(x, out=s), out=t)
-    else:
-        torch.sub(torch.ne(old, 0, out=t), torch.ne(x, 0, out=s), out=t)
-    return Parts(vs, (a or b) * exact_sum(t), ss)
+    sums, parts = [], []
+    for piece in pieces:
+        (x,), (old,), (v,), (step,) = piece
+        if x.dim() != 2 or x.shape[1] != RUN or len(x) > ROWS or not isinstance(step, float):
+            parts.append(_move(piece, regularizer))
+            continue
+        s, t = _buffers(x.dtype, ROWS)
+        if len(x) < ROWS:
+            s, t = s[: len(x)], t[: len(x)]
+        torch.sub(old, torch.mul(v, step, out=t), out=t)
+        largest = torch.finfo(x.dtype).max
+        if a:
+            torch.ops.aten.softshrink.out(t, min(a * step, largest), out=x)
+        elif b:
+            torch.ops.aten.hardshrink.out(t, min((2 * b * step) ** 0.5, largest), out=x)
+        else:
+            x.copy_(t)
+        torch.sub(x, old, out=s)
+        vs, norms = torch.mul(v, s, out=t).sum(1), torch.linalg.vector_norm(s, 2, 1)
+        if a:
+            torch.sub(torch.abs(old, out=t), torch.abs(x, out=s), out=t)
+        else:
+            torch.sub(torch.ne(old, 0, out=t), torch.ne(x, 0, out=s), out=t)
+        sums.append((vs, t.sum(1), norms))
+    if sums:  # of runs, as `exact_sum` takes them; the squares of s in one pass instead of two
+        vs, dR, norms = (torch.cat(column).double() for column in zip(*sums, strict=True))
+        parts.append(Parts(vs.sum(), (a or b) * dR.sum(), norms.square_().sum()))
+    return add_parts(parts)
 
 
 @functools.cache
-def _buffers(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch.empty(ROWS, RUN, dtype=dtype), torch.empty(ROWS, RUN, dtype=dtype)
+def _buffers(dtype: torch.dtype, rows: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(rows, RUN, dtype=dtype), torch.empty(rows, RUN, dtype=dtype)
 
 
 def _compiled_move(piece: Piece, regularizer: Regularizer) -> Parts:
@@ -223,7 +238,7 @@ def _compiler() -> Callable[..., Any]:
 
     # For one loop over memory, two things: z, which reads more than two tensors, is stored before it is summed; and
     # its loop must stay a loop over rows, as the sums' are, which an operand of one row sees to.
-    return torch.compile(move, dynamic=True, options={"realize_reads_threshold": 2})
+    return torch.compile(move, dynamic=True, options={"realize_reads_threshold": 2, "emulate_precision_casts": True})
 
 
 def _dense(x: Tensor) -> bool:
