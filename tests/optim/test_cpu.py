@@ -23,14 +23,16 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(proximal_step, "ROWS", 2)
 
 
-def same_bits(x, y):
+def same_bits(x, y, zeros=True):
+    """Where `zeros` is False, of any sign: torch's own thresholds leave either, by where in memory an entry lies."""
+    x, y = (x, y) if zeros else (x + 0.0, y + 0.0)
     return x.shape == y.shape and torch.equal(x.contiguous().view(BITS[x.dtype]), y.contiguous().view(BITS[y.dtype]))
 
 
 def tensors(dtype=torch.float32):
-    """Five runs and a rest, whole runs, less than one, channels_last, a transpose, one that is not dense, none."""
+    """Five runs and a rest (a prime number), whole runs, less than one, shorter runs, not dense, none."""
     torch.manual_seed(0)
-    shapes = [(5 * RUN + 7,), (3, RUN), (40,), (16, 8, 4, 4), (30, 70), (64, 60), (0, 3)]
+    shapes = [(5 * RUN - 3,), (3, RUN), (40,), (16, 8, 4, 4), (30, 70), (64, 60), (0, 3)]
     made = [torch.randn(shape).to(dtype) for shape in shapes]
     made[3] = made[3].to(memory_format=torch.channels_last)
     made[4] = made[4].T
@@ -57,9 +59,9 @@ def moved(xs, vs, R, **path):
 
 
 def check(one, other, xs, vs, lam):
-    """x + s to the bit; the sums to the rounding of their terms, not of their number."""
+    """x + s to the bit, but for zeros' signs; the sums to the rounding of their terms, not of their number."""
     for x, y in zip(one[0], other[0], strict=True):
-        assert same_bits(x, y)
+        assert same_bits(x, y, zeros=False)
         assert x.stride() == y.stride()
     wide = [(x.double(), v.double(), z.double()) for x, v, z in zip(xs, vs, one[0], strict=True)]
     scales = (
@@ -98,7 +100,7 @@ def test_ties_and_numbers_that_are_not_finite(path, R, dtype):
     (b,), other, (kept,), pieces = moved([x], [v], R, **path)
     nan = a.isnan()
     assert torch.equal(nan, b.isnan())
-    assert same_bits(a[~nan] + 0.0, b[~nan] + 0.0)  # the sign of a zero is nobody's
+    assert same_bits(a[~nan], b[~nan], zeros=False)
     torch.testing.assert_close(torch.stack(one), torch.stack(other), equal_nan=True)
     put_back(pieces)
     assert same_bits(b, x)
@@ -238,10 +240,10 @@ def test_the_rivals_take_the_same_chunks():
         for _ in range(3):
             optimizer.step(lambda xs=xs: quadratic(xs))
         found.append([x.detach() for x in xs])
-    assert all(same_bits(x, y) for x, y in zip(*found, strict=True))
+    assert all(same_bits(x, y, zeros=False) for x, y in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("shape", [(3, RUN), (RUN,), (5 * RUN + 3,), (7,), (0,), (2, 3, RUN)], ids=str)
+@pytest.mark.parametrize("shape", [(3, RUN), (3, 300), (RUN,), (5 * RUN + 3,), (7,), (0,), (2, 3, RUN)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_exact_sum(shape, dtype):
     x = torch.randn(shape).to(dtype)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..regularizers.base import RUN, Regularizer, Step, exact_sum
+from ..regularizers.base import RUN, Regularizer, Step, exact_sum, in_runs
 
 ROWS = 1024
 """The runs of a chunk: 2 MB of float32 a tensor. Fewer, and Python is what takes the time."""
@@ -164,10 +164,17 @@ def _pieces(group: Piece, rows: int | None) -> Iterator[Piece]:
 
 
 def _in_runs(flat: Tensor, rows: int | None) -> list[Tensor]:
-    whole = flat.numel() // RUN
-    matrix, rest = flat[: whole * RUN].view(-1, RUN), flat[whole * RUN :]
+    run = _run(flat.numel())
+    whole = flat.numel() // run
+    matrix, rest = flat[: whole * run].view(-1, run), flat[whole * run :]
     chunks = torch.split(matrix, rows or whole) if whole else ()
     return [*chunks, rest] if rest.numel() or not whole else list(chunks)
+
+
+@functools.cache
+def _run(size: int) -> int:
+    """The longest run that leaves no rest; a whole one where each would."""
+    return next((run for run in range(RUN, RUN // 2, -1) if size % run == 0), RUN)
 
 
 def _known(group: Piece, regularizer: Regularizer) -> bool:
@@ -187,12 +194,11 @@ def _move_in_place(pieces: Iterator[Piece], regularizer: Regularizer) -> Parts:
     sums, parts = [], []
     for piece in pieces:
         (x,), (old,), (v,), (step,) = piece
-        if x.dim() != 2 or x.shape[1] != RUN or len(x) > ROWS or not isinstance(step, float):
+        size = x.numel()
+        if not in_runs(x) or size > ROWS * RUN or not isinstance(step, float):
             parts.append(_move(piece, regularizer))
             continue
-        s, t = _buffers(x.dtype, ROWS)
-        if len(x) < ROWS:
-            s, t = s[: len(x)], t[: len(x)]
+        s, t = (buffer[:size].view(x.shape) for buffer in _buffers(x.dtype, ROWS * RUN))
         torch.sub(old, torch.mul(v, step, out=t), out=t)
         largest = torch.finfo(x.dtype).max
         if a:
@@ -215,8 +221,8 @@ def _move_in_place(pieces: Iterator[Piece], regularizer: Regularizer) -> Parts:
 
 
 @functools.cache
-def _buffers(dtype: torch.dtype, rows: int) -> tuple[Tensor, Tensor]:
-    return torch.empty(rows, RUN, dtype=dtype), torch.empty(rows, RUN, dtype=dtype)
+def _buffers(dtype: torch.dtype, size: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
 
 
 def _compiled_move(piece: Piece, regularizer: Regularizer) -> Parts:

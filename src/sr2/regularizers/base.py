@@ -22,7 +22,7 @@ Step = float | Tensor
 """A step size: a float, a 0-dim tensor, or a tensor with one step an entry."""
 
 RUN = 512
-"""How many float32 entries are summed in float32 before float64 goes on, on the CPU."""
+"""How many float32 entries, at most, are summed in float32 before float64 goes on, on the CPU."""
 
 
 class Regularizer:
@@ -229,15 +229,21 @@ def as_tensor(step: Step, x: Tensor) -> Tensor:
     return step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.float64, device=x.device)
 
 
+def in_runs(x: Tensor) -> bool:
+    """Whether the rows of x are such runs."""
+    return x.dim() == 2 and RUN // 2 < x.shape[1] <= RUN
+
+
 def exact_sum(x: Tensor) -> Tensor:
     """The sum, accumulated in float64.
 
     On the CPU, runs of float32 entries are summed in float32 first, which loses no more than their own rounding:
     torch's sum into float64 takes twice as long.
     """
-    if x.is_cpu and x.dim() == 2 and x.shape[1] == RUN and x.dtype != torch.bfloat16:
+    compiling = torch.compiler.is_compiling()
+    if x.is_cpu and in_runs(x) and (x.dtype == torch.float32 or (compiling and x.dtype == torch.float64)):
         return x.sum(1).sum(dtype=torch.float64)
-    small = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() and not torch.compiler.is_compiling()
+    small = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() and not compiling
     if small and x.numel() >= RUN:
         x = x.view(-1)
         whole = x.numel() - x.numel() % RUN
