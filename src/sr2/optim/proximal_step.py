@@ -167,14 +167,14 @@ def _in_runs(flat: Tensor, rows: int | None) -> list[Tensor]:
     run = _run(flat.numel())
     whole = flat.numel() // run
     matrix, rest = flat[: whole * run].view(-1, run), flat[whole * run :]
-    chunks = torch.split(matrix, rows or whole) if whole else ()
+    chunks = torch.split(matrix, rows * RUN // run if rows else whole) if whole else ()
     return [*chunks, rest] if rest.numel() or not whole else list(chunks)
 
 
 @functools.cache
 def _run(size: int) -> int:
-    """The longest run that leaves no rest; a whole one where each would."""
-    return next((run for run in range(RUN, RUN // 2, -1) if size % run == 0), RUN)
+    """The longest run of whole vectors that leaves no rest; the longest of all where each leaves one."""
+    return next((run for run in range(RUN, RUN // 2, -16) if size % run == 0), RUN)
 
 
 def _known(group: Piece, regularizer: Regularizer) -> bool:
@@ -192,13 +192,15 @@ def _move_in_place(pieces: Iterator[Piece], regularizer: Regularizer) -> Parts:
     """`_move` for l1 and l0 without a new tensor: on the CPU, fresh memory costs more than the arithmetic."""
     a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
     sums, parts = [], []
+    s = t = torch.empty(0)
     for piece in pieces:
         (x,), (old,), (v,), (step,) = piece
         size = x.numel()
         if not in_runs(x) or size > ROWS * RUN or not isinstance(step, float):
             parts.append(_move(piece, regularizer))
             continue
-        s, t = (buffer[:size].view(x.shape) for buffer in _buffers(x.dtype, ROWS * RUN))
+        if s.shape != x.shape or s.dtype != x.dtype:
+            s, t = (buffer[:size].view(x.shape) for buffer in _buffers(x.dtype, ROWS * RUN))
         torch.sub(old, torch.mul(v, step, out=t), out=t)
         largest = torch.finfo(x.dtype).max
         if a:
