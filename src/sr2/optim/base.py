@@ -171,8 +171,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
             fused.move(1.0 / step)
             return fused.kept
         steps = [step] * len(xs) if diagonal is None else [step / d for d in diagonal]
-        kept = [x.clone() for x in xs]
-        move_to_trial(Piece(xs, proposal.vs, steps), proposal.regularizer, flat=self._flat(xs))
+        kept = [torch.empty_like(x) for x in xs]
+        move_to_trial(Piece(xs, kept, proposal.vs, steps), proposal.regularizer, [], flat=self._flat(xs))
         return kept
 
     def _flat(self, xs: Sequence[Tensor]) -> bool:

@@ -7,6 +7,8 @@
 Two paths compute the same thing. The loop takes a group's tensors as they are and is the one to read. The flat path
 uses that a separable R cannot tell tensors apart. On an accelerator it lays them end to end: a handful of launches,
 whatever their number. On the CPU it cuts them into chunks that stay in the cache while a dozen operations pass.
+
+Every path keeps x before it moves it, and notes that it has: x is read where it is kept, and only written where it is.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..regularizers.base import Regularizer, Step, exact_sum
+from ..regularizers.base import RUN, Regularizer, Step, exact_sum, in_runs
 
-CHUNK = 1 << 19
+ROWS = 1024
+"""The runs of a chunk: 2 MB of float32 a tensor. Fewer, and Python is what takes the time."""
 
 
 class Zero(Regularizer):
@@ -49,6 +52,7 @@ class Piece(NamedTuple):
     """What is worked on at a time: all tensors of a group, or one part of them."""
 
     xs: Sequence[Tensor]
+    olds: Sequence[Tensor]  # where x is kept
     vs: Sequence[Tensor]
     steps: Sequence[Step]
 
@@ -67,29 +71,51 @@ def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
     return torch.sub(x, u, out=u) if not torch.compiler.is_compiling() and u.shape == x.shape else x - u
 
 
-def move_to_trial(group: Piece, regularizer: Regularizer, *, flat: bool, compiled: bool = False) -> Parts:
-    """x <- x + s, in place; returns the parts of the model."""
-    work = _compiled_move if compiled else _move_in_place if _known(group, regularizer) else _move
-    if not (flat or compiled) or not regularizer.separable:
-        return _move(group, regularizer)
-    if not compiled and all(x.is_cuda for x in group.xs) and len({(x.dtype, x.device) for x in group.xs}) == 1:
-        return _move_end_to_end(group, regularizer)
-    return add_parts([work(piece, regularizer) for piece in _chunks(group, None if compiled else CHUNK)])
+def move_to_trial(
+    group: Piece, regularizer: Regularizer, moved: list[Piece], *, flat: bool, compiled: bool = False
+) -> Parts:
+    """x <- x + s, in place; returns the parts of the model. What has moved, or may have, is in `moved`."""
+    work: Callable[[Piece, Regularizer], Parts] = _move
+    pieces = iter([group])
+    if compiled and regularizer.separable:
+        work, pieces = _compiled_move, _pieces(group, None)
+    elif flat and regularizer.separable and _one_kind_on_cuda(group.xs):
+        work = _move_end_to_end
+    elif flat and regularizer.separable:
+        pieces = _pieces(group, ROWS)
+        if _known(group, regularizer):
+            return _move_in_place(_kept(pieces, moved), regularizer)
+    return add_parts([work(piece, regularizer) for piece in _kept(pieces, moved)])
+
+
+def _kept(pieces: Iterator[Piece], moved: list[Piece]) -> Iterator[Piece]:
+    """Each piece, to be moved before the next is asked for: x is kept, then noted as kept, and only then moved."""
+    for piece in pieces:
+        torch._foreach_copy_(list(piece.olds), list(piece.xs))
+        moved.append(piece)
+        yield piece
+
+
+def put_back(moved: Sequence[Piece]) -> None:
+    """x + s -> x, exactly."""
+    for piece in moved:
+        torch._foreach_copy_(list(piece.xs), list(piece.olds))
 
 
 def add_parts(parts: Sequence[Parts]) -> Parts:
     """The parts of several pieces or groups, on the device of the first."""
+    if len(parts) == 1:
+        return parts[0]
     columns = zip(*parts, strict=True)
     return Parts(*(torch.stack([t.to(column[0].device) for t in column]).sum() for column in columns))
 
 
 def _move(piece: Piece, regularizer: Regularizer) -> Parts:
-    xs, vs, steps = piece
-    zs = proximal_point(xs, vs, steps, regularizer)
-    parts = _parts(xs, vs, zs, regularizer)
+    xs, olds, vs, steps = piece
+    zs = proximal_point(olds, vs, steps, regularizer)
     for x, z in zip(xs, zs, strict=True):
         x.copy_(z)
-    return parts
+    return _parts(olds, vs, zs, regularizer)
 
 
 def _parts(xs: Sequence[Tensor], vs: Sequence[Tensor], zs: Sequence[Tensor], regularizer: Regularizer) -> Parts:
@@ -119,17 +145,36 @@ def _move_end_to_end(group: Piece, regularizer: Regularizer) -> Parts:
     return _parts([x], [v], [z], regularizer)
 
 
-def _chunks(group: Piece, size: int | None) -> Iterator[Piece]:
-    """Every tensor in pieces of its memory; one that is not dense, or whose v or steps lie otherwise, is one piece."""
-    for x, v, step in zip(*group, strict=True):
-        together = [x, v, *([step] if isinstance(step, Tensor) and step.dim() > 0 else [])]
+def _one_kind_on_cuda(xs: Sequence[Tensor]) -> bool:
+    return all(x.is_cuda for x in xs) and len({(x.dtype, x.device) for x in xs}) == 1
+
+
+def _pieces(group: Piece, rows: int | None) -> Iterator[Piece]:
+    """Every tensor's memory as matrices with a run a row, of so many rows at most, and what is left of it.
+
+    One that is not dense, or whose v or steps lie otherwise, is one piece.
+    """
+    for x, old, v, step in zip(*group, strict=True):
+        together = [x, old, v, *([step] if isinstance(step, Tensor) and step.dim() > 0 else [])]
         if any(t.stride() != x.stride() for t in together) or not _dense(x):
-            yield Piece([x], [v], [step])
+            yield Piece([x], [old], [v], [step])
             continue
-        flat = [t.as_strided((t.numel(),), (1,)) for t in together]
-        for start in range(0, max(1, x.numel()), size or max(1, x.numel())):
-            part = [t[start : start + size] if size else t for t in flat]
-            yield Piece([part[0]], [part[1]], [part[2] if len(part) > 2 else step])
+        for part in zip(*(_in_runs(t.as_strided((t.numel(),), (1,)), rows) for t in together), strict=True):
+            yield Piece([part[0]], [part[1]], [part[2]], [part[3] if len(part) > 3 else step])
+
+
+def _in_runs(flat: Tensor, rows: int | None) -> list[Tensor]:
+    run = _run(flat.numel())
+    whole = flat.numel() // run
+    matrix, rest = flat[: whole * run].view(-1, run), flat[whole * run :]
+    chunks = torch.split(matrix, rows * RUN // run if rows else whole) if whole else ()
+    return [*chunks, rest] if rest.numel() or not whole else list(chunks)
+
+
+@functools.cache
+def _run(size: int) -> int:
+    """The longest run of whole vectors that leaves no rest; the longest of all where each leaves one."""
+    return next((run for run in range(RUN, RUN // 2, -16) if size % run == 0), RUN)
 
 
 def _known(group: Piece, regularizer: Regularizer) -> bool:
@@ -143,50 +188,65 @@ def _known(group: Piece, regularizer: Regularizer) -> bool:
     )
 
 
-def _move_in_place(piece: Piece, regularizer: Regularizer) -> Parts:
+def _move_in_place(pieces: Iterator[Piece], regularizer: Regularizer) -> Parts:
     """`_move` for l1 and l0 without a new tensor: on the CPU, fresh memory costs more than the arithmetic."""
-    (x,), (v,), (step,) = piece
     a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
-    size = x.numel()
-    if x.dim() != 1 or size > CHUNK or not isinstance(step, float):
-        return _move(piece, regularizer)
-    z, s, t = (buffer[:size] for buffer in _buffers(x.dtype, CHUNK))
-    torch.sub(x, torch.mul(v, step, out=z), out=z)
-    largest = torch.finfo(x.dtype).max
-    if a:
-        torch.ops.aten.softshrink.out(z, min(a * step, largest), out=z)
-    if b:
-        torch.ops.aten.hardshrink.out(z, min((2 * b * step) ** 0.5, largest), out=z)
-    torch.sub(z, x, out=s)
-    vs = exact_sum(torch.mul(v, s, out=t))
-    ss = exact_sum(torch.mul(s, s, out=t))
-    dR = torch.zeros((), dtype=torch.float64)
-    if a:
-        dR = a * exact_sum(torch.sub(torch.abs(x, out=t), torch.abs(z, out=s), out=t))
-    if b:
-        dR = b * (torch.count_nonzero(x) - torch.count_nonzero(z)).double()
-    x.copy_(z)
-    return Parts(vs, dR, ss)
+    sums, parts = [], []
+    s = t = torch.empty(0)
+    for piece in pieces:
+        (x,), (old,), (v,), (step,) = piece
+        size = x.numel()
+        if not in_runs(x) or size > ROWS * RUN or not isinstance(step, float):
+            parts.append(_move(piece, regularizer))
+            continue
+        if s.shape != x.shape or s.dtype != x.dtype:
+            s, t = (buffer[:size].view(x.shape) for buffer in _buffers(x.dtype, ROWS * RUN))
+        torch.sub(old, torch.mul(v, step, out=t), out=t)
+        largest = torch.finfo(x.dtype).max
+        if a:
+            torch.ops.aten.softshrink.out(t, min(a * step, largest), out=x)
+        elif b:
+            torch.ops.aten.hardshrink.out(t, min((2 * b * step) ** 0.5, largest), out=x)
+        else:
+            x.copy_(t)
+        torch.sub(x, old, out=s)
+        vs, norms = torch.mul(v, s, out=t).sum(1), torch.linalg.vector_norm(s, 2, 1)
+        if a:
+            torch.sub(torch.abs(old, out=t), torch.abs(x, out=s), out=t)
+        else:
+            torch.sub(torch.ne(old, 0, out=t), torch.ne(x, 0, out=s), out=t)
+        sums.append((vs, t.sum(1), norms))
+    if sums:  # of runs, as `exact_sum` takes them; the squares of s in one pass instead of two
+        vs, dR, norms = (torch.cat(column).double() for column in zip(*sums, strict=True))
+        parts.append(Parts(vs.sum(), (a or b) * dR.sum(), norms.square_().sum()))
+    return add_parts(parts)
 
 
 @functools.cache
-def _buffers(dtype: torch.dtype, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
+def _buffers(dtype: torch.dtype, size: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
 
 
 def _compiled_move(piece: Piece, regularizer: Regularizer) -> Parts:
     """`_move` of one tensor, compiled. The step goes as a tensor: a number would be compiled in."""
-    (x,), (v,), (step,) = piece
+    (x,), (old,), (v,), (step,) = piece
+    if x.dim() < 2:  # what is left beside whole runs
+        return _move(piece, regularizer)
     step = torch.as_tensor(step, dtype=torch.float64) if not isinstance(step, Tensor) else step
-    return Parts(*_compiler()(x, v, step, regularizer))
+    return Parts(*_compiler()(x, old, v, step, x.new_ones(x.shape[-1:]), regularizer))
 
 
 @functools.cache
 def _compiler() -> Callable[..., Any]:
-    def move(x: Tensor, v: Tensor, step: Tensor, regularizer: Regularizer) -> Parts:
-        return _move(Piece([x], [v], [step]), regularizer)
+    def move(x: Tensor, old: Tensor, v: Tensor, step: Tensor, ones: Tensor, regularizer: Regularizer) -> Parts:
+        (z,) = proximal_point([old], [v], [step], regularizer)
+        z = z * ones
+        x.copy_(z)
+        return _parts([old], [v], [z], regularizer)
 
-    return torch.compile(move, dynamic=True)
+    # For one loop over memory, two things: z, which reads more than two tensors, is stored before it is summed; and
+    # its loop must stay a loop over rows, as the sums' are, which an operand of one row sees to.
+    return torch.compile(move, dynamic=True, options={"realize_reads_threshold": 2, "emulate_precision_casts": True})
 
 
 def _dense(x: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .proposal import Proposal
-from .proximal_step import Parts, Piece, add_parts, move_to_trial
+from .proximal_step import Parts, Piece, add_parts, move_to_trial, put_back
 
 
 class Trial:
@@ -31,18 +31,16 @@ class Trial:
             if x not in kept or kept[x].stride() != torch.empty_like(x, device="meta").stride():
                 kept[x] = torch.empty_like(x)
         self._kept = [[kept[x] for x in p.xs] for p in proposals]
-        self._moved = 0
+        self._moved: list[Piece] = []
 
     def move(self, sigma: float | Tensor) -> Parts:
         """x <- x + s with D = sigma + metric; the parts of the model, summed over the groups."""
         parts = []
         for p, kept in zip(self.proposals, self._kept, strict=True):
             steps = [1.0 / sigma] * len(p.xs) if p.diagonal is None else [1.0 / (d + sigma) for d in p.diagonal]
-            torch._foreach_copy_(kept, p.xs)  # before anything moves: an interrupt must find all of x
-            self._moved += 1
             try:
-                piece = Piece(p.xs, p.vs, steps)
-                part = move_to_trial(piece, p.regularizer, flat=self._flat, compiled=self._compiled)
+                piece = Piece(p.xs, kept, p.vs, steps)
+                part = move_to_trial(piece, p.regularizer, self._moved, flat=self._flat, compiled=self._compiled)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the SVD of what is not finite
                 part = Parts(*torch.full((3,), math.nan, dtype=torch.float64, device=p.xs[0].device))
             parts.append(part)
@@ -54,9 +52,8 @@ class Trial:
         return [x for kept in self._kept for x in kept]
 
     def put_back(self) -> None:
-        """x + s -> x, exactly."""
-        for p, kept in zip(self.proposals[: self._moved], self._kept, strict=False):
-            torch._foreach_copy_(p.xs, kept)
+        """x + s -> x, exactly, as far as it has moved."""
+        put_back(self._moved)
 
     def put_back_unless(self, accepted: Tensor) -> None:
         """`put_back` where the 0-dim tensor is false, without looking at it: a choice, so that no NaN leaks."""

@@ -21,6 +21,9 @@ from torch import Tensor
 Step = float | Tensor
 """A step size: a float, a 0-dim tensor, or a tensor with one step an entry."""
 
+RUN = 512
+"""How many float32 entries, at most, are summed in float32 before float64 goes on, on the CPU."""
+
 
 class Regularizer:
     """A nonsmooth function R of one parameter group, and its proximal operator.
@@ -226,23 +229,30 @@ def as_tensor(step: Step, x: Tensor) -> Tensor:
     return step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.float64, device=x.device)
 
 
+def in_runs(x: Tensor) -> bool:
+    """Whether the rows of x are such runs."""
+    return x.dim() == 2 and RUN // 2 < x.shape[1] <= RUN
+
+
 def exact_sum(x: Tensor) -> Tensor:
     """The sum, accumulated in float64.
 
-    On the CPU, runs of 512 float32 entries are summed in float32 first, which loses no more than their own rounding:
+    On the CPU, runs of float32 entries are summed in float32 first, which loses no more than their own rounding:
     torch's sum into float64 takes twice as long.
     """
-    run = 512
-    small = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() and not torch.compiler.is_compiling()
-    if small and x.numel() >= run:
+    compiling = torch.compiler.is_compiling()
+    if x.is_cpu and in_runs(x) and (x.dtype == torch.float32 or (compiling and x.dtype == torch.float64)):
+        return x.sum(1).sum(dtype=torch.float64)
+    small = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() and not compiling
+    if small and x.numel() >= RUN:
         x = x.view(-1)
-        whole = x.numel() - x.numel() % run
-        return x[:whole].view(-1, run).sum(1).sum(dtype=torch.float64) + x[whole:].sum(dtype=torch.float64)
+        whole = x.numel() - x.numel() % RUN
+        return exact_sum(x[:whole].view(-1, RUN)) + x[whole:].sum(dtype=torch.float64)
     return x.sum(dtype=torch.float64)
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:
     if not terms:
         return torch.zeros((), dtype=torch.float64)
-    sums = [t.sum(dtype=torch.float64) for t in terms]
+    sums = [exact_sum(t) for t in terms]
     return torch.stack([s.to(sums[0].device) for s in sums]).sum()

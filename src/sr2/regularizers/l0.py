@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Regularizer, Step, check_number
+from .base import Regularizer, Step, check_number, exact_sum
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,10 @@ class L0(Regularizer):
         return self.lam * (x != 0).double()
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
-        counts = [torch.count_nonzero(x) - torch.count_nonzero(z) for x, z in zip(xs, zs, strict=True)]
+        if torch.compiler.is_compiling():  # whole numbers either way, and these are summed in vectors
+            counts = [exact_sum((x != 0).float() - (z != 0).float()) for x, z in zip(xs, zs, strict=True)]
+        else:
+            counts = [torch.count_nonzero(x) - torch.count_nonzero(z) for x, z in zip(xs, zs, strict=True)]
         return self.lam * sum(counts, torch.zeros((), dtype=torch.float64, device=xs[0].device))
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:

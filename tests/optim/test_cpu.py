@@ -1,0 +1,251 @@
+"""The CPU's paths on tensors of many runs: chunk by chunk, and compiled. Oracle: the loop, tensor by tensor."""
+
+import math
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sr2 import L0, L1, MCP, SR2, Box, ElasticNet, ProxGEN
+from sr2.optim import proximal_step
+from sr2.optim.proximal_step import Piece, move_to_trial, put_back
+from sr2.regularizers.base import RUN, exact_sum
+
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
+SIGMA = 2.0
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(proximal_step, "ROWS", 2)
+
+
+def same_bits(x, y, zeros=True):
+    """Where `zeros` is False, of any sign: torch's own thresholds leave either, by where in memory an entry lies."""
+    x, y = (x, y) if zeros else (x + 0.0, y + 0.0)
+    return x.shape == y.shape and torch.equal(x.contiguous().view(BITS[x.dtype]), y.contiguous().view(BITS[y.dtype]))
+
+
+def tensors(dtype=torch.float32):
+    """Five runs and a rest (a prime number), whole runs, less than one, shorter runs, not dense, none."""
+    torch.manual_seed(0)
+    shapes = [(5 * RUN - 3,), (3, RUN), (40,), (16, 8, 4, 4), (30, 70), (64, 60), (0, 3)]
+    made = [torch.randn(shape).to(dtype) for shape in shapes]
+    made[3] = made[3].to(memory_format=torch.channels_last)
+    made[4] = made[4].T
+    made[5] = made[5][::2]
+    return made
+
+
+def special(R, dtype=torch.float32):
+    """Ties, zeros of both signs, NaN, infinities, the smallest and the largest, in x and in v, over whole runs."""
+    t = R.lam / SIGMA if isinstance(R, L1) else (2 * R.lam / SIGMA) ** 0.5
+    low, high = torch.finfo(dtype).tiny, torch.finfo(dtype).max
+    numbers = [0.0, -0.0, t, -t, math.nextafter(t, 1), low, -low / 4, high, -high, math.inf, -math.inf, math.nan, 1.0]
+    x = torch.tensor([a for a in numbers for _ in numbers], dtype=dtype)
+    v = torch.tensor([b for _ in numbers for b in numbers], dtype=dtype)
+    return x.repeat(2 * RUN)[: 3 * RUN], v.repeat(2 * RUN)[: 3 * RUN]
+
+
+def moved(xs, vs, R, **path):
+    """The trial point, the parts of the model, and what was kept."""
+    xs, kept = [x.clone() for x in xs], [torch.full_like(x, 9.0) for x in xs]
+    with torch.no_grad():
+        parts = move_to_trial(Piece(xs, kept, vs, [1 / SIGMA] * len(xs)), R, pieces := [], **path)
+    return xs, parts, kept, pieces
+
+
+def check(one, other, xs, vs, lam):
+    """x + s to the bit, but for zeros' signs; the sums to the rounding of their terms, not of their number."""
+    for x, y in zip(one[0], other[0], strict=True):
+        assert same_bits(x, y, zeros=False)
+        assert x.stride() == y.stride()
+    wide = [(x.double(), v.double(), z.double()) for x, v, z in zip(xs, vs, one[0], strict=True)]
+    scales = (
+        sum((v * (z - x)).abs().sum() for x, v, z in wide),
+        lam * sum((x.abs() - z.abs()).abs().sum() for x, _, z in wide),
+        sum((z - x).square().sum() for x, _, z in wide),
+    )
+    for a, b, scale in zip(one[1], other[1], scales, strict=True):
+        assert a.dtype == b.dtype == torch.float64
+        assert abs(a - b) <= 1e-6 * scale
+
+
+PATHS = [pytest.param({"flat": True}, id="chunks"), pytest.param({"flat": True, "compiled": True}, marks=compiles)]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("R", [L1(0.3), L0(0.1), MCP(0.3, 2.5), L1(0.0), L1(1e300)], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_all_paths_agree_and_x_comes_back(path, R, dtype):
+    xs = tensors(dtype)
+    vs = [torch.randn(x.shape).to(dtype) for x in xs]
+    vs[:5] = [torch.empty_like(x).copy_(v) for x, v in zip(xs[:5], vs[:5], strict=True)]
+    one, other = moved(xs, vs, R, flat=False), moved(xs, vs, R, **path)
+    check(one, other, xs, vs, R.lam)
+    assert all(same_bits(x, kept) for x, kept in zip(xs, other[2], strict=True))
+    put_back(other[3])
+    assert all(same_bits(x, z) for x, z in zip(xs, other[0], strict=True))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
+def test_ties_and_numbers_that_are_not_finite(path, R, dtype):
+    x, v = special(R, dtype)
+    (a,), one, _, _ = moved([x], [v], R, flat=False)
+    (b,), other, (kept,), pieces = moved([x], [v], R, **path)
+    nan = a.isnan()
+    assert torch.equal(nan, b.isnan())
+    assert same_bits(a[~nan], b[~nan], zeros=False)
+    torch.testing.assert_close(torch.stack(one), torch.stack(other), equal_nan=True)
+    put_back(pieces)
+    assert same_bits(b, x)
+    assert same_bits(kept, x)
+
+
+@pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
+@pytest.mark.parametrize("path", PATHS)
+def test_sums_are_as_good_as_the_rounding_of_their_terms(R, path):
+    """A million terms; float32 alone would lose a digit or two. A count is exact."""
+    torch.manual_seed(1)
+    x, v = torch.rand(1 << 20), 1e-3 * torch.rand(1 << 20)
+    (z,), (vs, dR, ss), _, _ = moved([x], [v], R, **path)
+    s = z.double() - x.double()
+    eps = torch.finfo(torch.float32).eps
+    assert vs == pytest.approx((v.double() * s).sum().item(), rel=eps)
+    assert ss == pytest.approx(s.square().sum().item(), rel=eps)
+    exact = 0.1 * (x.count_nonzero() - z.count_nonzero()).double() if isinstance(R, L0) else R.decrease(x, z)
+    assert dR == (exact if isinstance(R, L0) else pytest.approx(exact.item(), rel=eps))
+
+
+def test_a_small_decrease_of_a_large_sum():
+    """|x|_1 is 1e6 times |s|_1: what is summed is the difference, entry by entry."""
+    x = torch.full((8 * RUN,), 1.0)
+    v = torch.full((8 * RUN,), 2.0**-18)
+    (z,), parts, _, _ = moved([x], [v], L1(2.0**-18), flat=True)
+    assert parts.dR == 2.0**-18 * (x.double() - z.double()).sum()
+    assert parts.dR > 0
+
+
+class Interrupt(TorchDispatchMode):
+    """Ctrl-C before operation number `at` that is run with this mode."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.left = at
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return func(*args, **(kwargs or {}))
+
+
+def quadratic(xs):
+    return sum((x - 0.7).square().sum() for x in xs)
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("R", [L1(0.3), L0(0.1), ElasticNet(0.1, 0.1)], ids=repr)
+def test_an_interrupt_anywhere_in_the_move_leaves_x(R, foreach, monkeypatch):
+    xs = [nn.Parameter(x) for x in tensors()]
+    start = [x.detach().clone() for x in xs]
+    optimizer = SR2(xs, R, sigma=SIGMA, foreach=foreach)
+    optimizer.step(lambda: quadratic(xs))  # what is kept is now another point, which nobody may come back to
+    with torch.no_grad():
+        for x, old in zip(xs, start, strict=True):
+            x.copy_(old)
+    inside = {}
+    move = proximal_step.move_to_trial
+
+    def interrupted(*args, **kwargs):
+        with inside["mode"]:
+            return move(*args, **kwargs)
+
+    monkeypatch.setattr("sr2.optim.trial.move_to_trial", interrupted)
+    at = 0
+    while True:
+        inside["mode"] = Interrupt(at)
+        try:
+            optimizer.step(lambda: quadratic(xs))
+        except KeyboardInterrupt:
+            assert all(same_bits(x.detach(), old) for x, old in zip(xs, start, strict=True)), at
+            at += 1
+        else:
+            break
+    assert at > 60
+    assert not same_bits(xs[0].detach(), start[0])
+
+
+@compiles
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interrupt_around_the_compiled_work_leaves_x(before, monkeypatch):
+    xs = [nn.Parameter(x) for x in tensors()]
+    start = [x.detach().clone() for x in xs]
+    work = proximal_step._compiler()
+
+    def interrupted(*args):
+        if not before:
+            work(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proximal_step, "_compiler", lambda: interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        SR2(xs, L1(0.3), sigma=SIGMA, compile=True).step(lambda: quadratic(xs))
+    assert all(same_bits(x.detach(), old) for x, old in zip(xs, start, strict=True))
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=compiles)])
+@pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
+def test_a_refused_step_restores_every_bit(R, compiled):
+    xs = [nn.Parameter(x) for x in tensors()]
+    with torch.no_grad():
+        xs[0][:3] = torch.tensor([-0.0, 1e-45, 0.0])
+    start = [x.detach().clone() for x in xs]
+    optimizer = SR2(xs, R, sigma=1e-3, compile=compiled)
+    optimizer.step(lambda: quadratic(xs) + sum(x.abs().sum() for x in xs))
+    assert optimizer.counts["refused"] == 1
+    assert all(same_bits(x.detach(), old) for x, old in zip(xs, start, strict=True))
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("R", "options"),
+    [(L1(0.02), {}), (L0(0.01), {}), (Box(-9.0, 9.0), {}), (None, {}), (L1(0.02), {"metric": "adam"})],
+    ids=repr,
+)
+def test_compiled_steps_follow_the_loop(R, options):
+    found = []
+    for path in ({"foreach": False}, {"compile": True}):
+        xs = [nn.Parameter(x) for x in tensors(torch.float64)]
+        optimizer = SR2(xs, R, sigma=SIGMA, **options, **path)
+        for t in range(6):
+            optimizer.step(lambda xs=xs, t=t: quadratic(xs) + 0.1 * sum((9 * x + t).cos().sum() for x in xs))
+        found.append((xs, optimizer.counts, optimizer.sigma))
+    (one, counts, sigma), (other, *same) = found
+    assert [counts, sigma] == same
+    for x, y in zip(one, other, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+
+
+def test_the_rivals_take_the_same_chunks():
+    found = []
+    for foreach in (True, False):
+        xs = [nn.Parameter(x) for x in tensors()]
+        optimizer = ProxGEN(xs, L1(0.02), 0.1, foreach=foreach)
+        for _ in range(3):
+            optimizer.step(lambda xs=xs: quadratic(xs))
+        found.append([x.detach() for x in xs])
+    assert all(same_bits(x, y, zeros=False) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(3, RUN), (3, 300), (RUN,), (5 * RUN + 3,), (7,), (0,), (2, 3, RUN)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_exact_sum(shape, dtype):
+    x = torch.randn(shape).to(dtype)
+    assert exact_sum(x).dtype == torch.float64
+    assert exact_sum(x) == pytest.approx(x.double().sum().item(), abs=1e-7 * x.double().abs().sum().item())
