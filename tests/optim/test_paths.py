@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sr2
 from sr2 import L0, L1, MCP, SCAD, SR2, Box, ElasticNet, L0Ball, Lp, ProxGEN, ProxSGD
+from sr2.optim.fused import _laid_like
 
 SEPARABLE = [
     L1(0.02),
@@ -226,3 +227,15 @@ def test_the_rivals_read_nothing(kind, metric):
         for _ in range(3):
             optimizer.step(lambda: sum(x.square().sum() for x in xs))
     assert reads.seen == []
+
+
+def test_the_kernel_copies_no_gradient_that_lies_as_its_parameter_does():
+    """A 1 x 1 convolution's weight and gradient may differ in strides that address nothing."""
+    x = torch.randn(8, 4, 1, 1).to(memory_format=torch.channels_last)
+    same, other = torch.randn(8, 4, 1, 1), torch.randn(4, 8, 1, 1).transpose(0, 1)
+    assert x.stride() != same.stride()
+    assert _laid_like(same, x) is same
+    laid = _laid_like(other, x)
+    assert laid is not other
+    assert torch.equal(laid, other)
+    assert laid.stride() == x.stride()

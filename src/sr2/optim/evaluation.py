@@ -159,7 +159,7 @@ def loss_and_gradients(closure: Closure, parameters: Sequence[Tensor]) -> tuple[
                 _check_depends(loss)
                 as_loss(loss)  # a vector is the user's mistake and is said before autograd says it
                 # Part by part: the same arithmetic, and their spread can be seen.
-                (loss.sum() / len(losses)).backward()
+                (loss if len(losses) == 1 else loss / len(losses)).backward(torch.ones_like(loss))
     return as_loss(result), filled
 
 
