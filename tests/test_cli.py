@@ -116,7 +116,7 @@ def test_paper_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert main(["paper", "run", "cifar10-resnet34-sr2-l1-1e-4", *flags]) == 0
     config = next(tmp_path.rglob("config.json")).read_text()
     assert '"sigma": 41.0' in config
-    assert '"penalize": "all"' in config
+    assert '"penalize": "weights"' in config
 
 
 def test_report_and_paper_report(

@@ -123,8 +123,8 @@ def test_markdown_has_bold_and_as_many_cells_as_headings(grid: list[RunRecord]) 
 def test_the_summary_has_the_runs_of_cells_and_how_each_departs(grid: list[RunRecord], tmp_path: Path) -> None:
     cell = recipe(NAME)
     done = make_run(tmp_path, dataclasses.replace(cell, device="cuda", compile=True))
-    half = make_run(tmp_path, dataclasses.replace(cell, penalize="weights", gamma3=0.998, seed=1), stop=7)
-    none = make_run(tmp_path, dataclasses.replace(cell, penalize="weights"), stop=1)
+    half = make_run(tmp_path, dataclasses.replace(cell, penalize="all", gamma3=0.998, seed=1), stop=7)
+    none = make_run(tmp_path, dataclasses.replace(cell, penalize="all"), stop=1)
     text = tables.summary([*grid, half, dataclasses.replace(none, metrics=[]), done])
     lines = [[field.strip() for field in line.split(" | ")] for line in text.strip(" |\n").splitlines()]
     head, _, *rows = lines
@@ -132,9 +132,9 @@ def test_the_summary_has_the_runs_of_cells_and_how_each_departs(grid: list[RunRe
     assert [row[0].strip("| ") for row in rows] == ["resnet34"] * 3
     assert [row[1:4] for row in rows] == [["l1", "1e-4", "SR2"]] * 3
     assert sorted((row[4], row[-1].strip("| ")) for row in rows) == [
-        ("0 of 300", "penalize=weights"),
+        ("0 of 300", "penalize=all"),
         ("300", "–"),
-        ("7 of 300", "penalize=weights gamma3=0.998 seed=1"),
+        ("7 of 300", "penalize=all gamma3=0.998 seed=1"),
     ]
     by_epochs = {row[4]: row for row in rows}
     assert done.result is not None

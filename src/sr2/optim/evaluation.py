@@ -69,6 +69,11 @@ class Randomness:
             torch.cuda.set_rng_state(state, device)
 
 
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 class TwoEvaluations:
     """One step's evaluations: `first` (with gradients), then `again` (no trace), or `undo` if the step is called off.
 
@@ -88,7 +93,7 @@ class TwoEvaluations:
         self._fills_gradients = False
         self.drew = False
         # A captured graph cannot rewind a generator: its second evaluation draws from the twin.
-        self.capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        self.capturing = capturing()
         self._twin = twin if self.capturing else None
         if not self.capturing:
             self._randomness = Randomness(self._devices)

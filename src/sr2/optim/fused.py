@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .evaluation import capturing
 from .proposal import Proposal
 from .proximal_step import Parts
 
@@ -117,7 +118,7 @@ class FusedTrial:
         return False  # such an R is finite everywhere
 
     def _lay_out(self, layout: tuple[Any, ...]) -> None:
-        if torch.cuda.is_current_stream_capturing():
+        if capturing():
             raise RuntimeError("these tensors are new to the optimizer: take a step before capturing a CUDA graph")
         self._layout = layout
         self._tables: dict[str, tuple[Any, Tensor]] = {}
@@ -139,7 +140,7 @@ class FusedTrial:
         if name in self._tables and self._tables[name][0] == rows:
             return self._tables[name][1]
         host = torch.tensor(rows, dtype=dtype)
-        if torch.cuda.is_current_stream_capturing():
+        if capturing():
             # Every replay copies it again, so the host side must stay; and outside a replay the copy holds nothing.
             self._hosts.append(host.pin_memory())
             return self._hosts[-1].to(self._xs[0].device, non_blocking=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..regularizers.base import Regularizer
+from .evaluation import capturing
 from .metrics import State
 
 
@@ -46,7 +47,7 @@ class Proposal:
                 if not isinstance(value, Tensor):
                     value = torch.full((), value, dtype=torch.float64, device=x.device)
                 if name not in state:
-                    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                    if capturing():
                         raise RuntimeError("momentum and metrics need a step before a CUDA graph is captured")
                     state[name] = torch.zeros_like(value)
                 state[name].copy_(torch.where(sound, value, state[name]))

@@ -1,0 +1,122 @@
+"""The Triton kernels without a GPU: the interpreter runs them on the CPU, against the paths that are their oracles.
+
+`conftest.py` asks for the interpreter before Triton is imported, where there is no CUDA device; `test_cuda.py` has the
+same questions for the compiled kernels.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sr2 import L0, L1, SR2, ElasticNet
+from sr2.optim import fused
+from sr2.optim.fused import FusedDecision, FusedTrial
+from sr2.optim.proximal_step import Parts
+from sr2.optim.search import Search
+from sr2.optim.trial import Trial
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles where there is a CUDA device")
+F64 = torch.float64
+REGULARIZERS = [None, L1(1e-2), L0(1e-3), ElasticNet(1e-2, 0.3)]
+
+
+def proposals(regularizer, sigma):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(3, 7, 3), nn.Conv2d(7, 5, 1, bias=False), nn.Linear(130, 129), nn.Linear(129, 1))
+    model = model.to(memory_format=torch.channels_last)
+    model[2].weight.data[:3] = 0.0
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    model[1].weight.grad = torch.randn(5, 7, 1, 1)  # other strides, the same memory
+    return SR2(model, regularizer, sigma=sigma)._proposals()
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)
+@pytest.mark.parametrize("sigma", [0.5, 41.0])
+@pytest.mark.parametrize("chunk", [1024, 16384])
+@torch.no_grad()
+def test_the_fused_step_is_the_step(regularizer, sigma, chunk, monkeypatch):
+    monkeypatch.setattr(fused, "CHUNK", chunk)
+    plain, quick = proposals(regularizer, sigma), proposals(regularizer, sigma)
+    before = [x.clone() for p in plain for x in p.xs]
+    one, other = Trial(plain, {}, flat=False), FusedTrial().use(quick)
+    sigma = torch.tensor(sigma, dtype=F64)
+    a, b = one.move(sigma), other.move(sigma)
+
+    def points(proposals):
+        return [x for p in proposals for x in p.xs]
+
+    assert all(torch.equal(x, z) for x, z in zip(points(plain), points(quick), strict=True))
+    assert all(torch.equal(x, z) for x, z in zip(before, other.kept, strict=True))
+    torch.testing.assert_close(torch.stack(a), torch.stack(b), rtol=1e-6, atol=1e-9)
+    other.put_back_unless(torch.tensor(True))
+    assert all(torch.equal(x, z) for x, z in zip(points(plain), points(quick), strict=True))
+    other.put_back_unless(torch.tensor(False))
+    assert all(torch.equal(x, z) for x, z in zip(before, points(quick), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
+def test_the_decision_is_that_of_search():
+    constants = (7.5e-4, 0.99, 5.56, 7.0, 0.8, 1.0, 1e-6, 0.99)
+    search, generator = Search(*constants[:6]), torch.Generator().manual_seed(0)
+    seen = set()
+
+    def number(scale=1.0, dtype=F64):
+        return scale * torch.rand((), generator=generator, dtype=dtype)
+
+    for case in range(80):
+        loss = number(dtype=torch.float32)
+        f, f_trial = loss.double() + number(0.1), loss + number(0.4, torch.float32) - 0.2
+        vs, dR, ss, sigma = -number(0.2), number(0.1), number(), 0.5 + number(5)
+        if case % 8 == 3:
+            f_trial = torch.tensor((math.nan, math.inf)[case % 2])
+        if case % 8 == 5:
+            vs, dR, ss, f_trial, f = 0 * vs, 0 * dR, 0 * ss, loss, loss
+        if case % 8 == 6:
+            loss = f = torch.tensor(math.nan)
+        names = ("accepted", "refused", "null", "broken")
+        own = {"sigma": sigma.clone(), "steps_squared": torch.zeros(4, dtype=F64)}
+        own |= {name: torch.zeros((), dtype=torch.int64) for name in names}
+        last = torch.full((9,), math.nan, dtype=F64)
+        accepted, sound = FusedDecision(constants, torch.device("cpu"))(
+            [loss, f, f_trial], Parts(vs, dR, ss), own, last
+        )
+        slack = constants[6] * f.double().abs().clamp_min(1.0)
+        expected = search.decide(sigma, f - f_trial.double() + dR, dR - vs, slack, ss)
+        assert bool(sound) == bool(loss.isfinite())
+        assert bool(accepted) == bool(expected.accepted & sound)
+        assert own["sigma"] == (expected.sigma if sound else sigma)
+        counts = [int(own[name]) for name in names]
+        assert sum(counts) == 1
+        seen.add(names[counts.index(1)])
+        if sound and not expected.rho.isnan():
+            assert last[2] == pytest.approx(expected.rho.item(), rel=1e-12)
+    assert seen == set(names)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("regularizer", [L1(1e-3), L0(1e-4)], ids=str)
+def test_training_on_the_kernels_is_training(regularizer, momentum, monkeypatch):
+    def train(capturable):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
+        optimizer = SR2(model, regularizer, sigma=0.3, eta2=0.6, momentum=momentum, capturable=capturable)
+        x, y, rows = torch.randn(12, 16, 6), torch.randint(3, (12, 16)), []
+        for a, b in zip(x, y, strict=True):
+            optimizer.step(lambda a=a, b=b: F.cross_entropy(model(a), b))
+            rows.append(optimizer.last_step)
+        return rows, list(model.parameters())
+
+    rows, xs = train(False)
+    monkeypatch.setattr(FusedTrial, "fits", staticmethod(lambda proposals: True))
+    fused_rows, zs = train(True)
+    assert [r.accepted for r in rows] == [r.accepted for r in fused_rows]
+    for row, other in zip(rows, fused_rows, strict=True):
+        assert row.rho == pytest.approx(other.rho, rel=1e-3)
+        assert row.sigma == pytest.approx(other.sigma)
+    for x, z in zip(xs, zs, strict=True):
+        torch.testing.assert_close(x, z, rtol=1e-4, atol=1e-6)
