@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers.base import Regularizer
+from ..regularizers.base import Regularizer, exact_sum
 from .evaluation import capturing
 from .metrics import State
+from .proximal_step import wide
 
 
 @dataclass
@@ -28,12 +29,13 @@ class Proposal:
     news: list[State]
 
     def noise(self, kept: Sequence[Tensor]) -> Tensor:
-        """(g - v)'s for s = x - kept, in float64."""
-        terms = [
-            ((g - v) * (x - old)).sum(dtype=torch.float64)
-            for g, v, x, old in zip(self.gs, self.vs, self.xs, kept, strict=True)
-        ]
-        return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+        """(g - v)'s for s = x - kept, summed in float64."""
+        gs, vs, xs, olds = ([wide(t) for t in tensors] for tensors in (self.gs, self.vs, self.xs, kept))
+        terms = torch._foreach_sub(gs, vs)
+        torch._foreach_mul_(terms, torch._foreach_sub(xs, olds))
+        if len({t.dtype for t in terms}) == 1 and all(t.is_cuda and t.device == terms[0].device for t in terms):
+            terms = (torch.cat([t.reshape(-1) for t in terms]),)  # one launch instead of one a tensor
+        return torch.stack([exact_sum(t).to(terms[0].device) for t in terms]).sum()
 
     def commit(self) -> None:
         """The new momentum and metric replace the old."""

@@ -61,7 +61,7 @@ def proximal_point(
     xs: Sequence[Tensor], vs: Sequence[Tensor], steps: Sequence[Step], regularizer: Regularizer
 ) -> list[Tensor]:
     """prox_{step R}(x - step v), as new tensors in the dtype of x."""
-    us = [_forward(_wide(x), _wide(v), step) for x, v, step in zip(xs, vs, steps, strict=True)]
+    us = [_forward(wide(x), wide(v), step) for x, v, step in zip(xs, vs, steps, strict=True)]
     return [z.to(x.dtype) for z, x in zip(regularizer.prox_of(us, steps), xs, strict=True)]
 
 
@@ -122,8 +122,8 @@ def _parts(xs: Sequence[Tensor], vs: Sequence[Tensor], zs: Sequence[Tensor], reg
     vs_sum, ss_sum = [], []
     for x, v, z in zip(xs, vs, zs, strict=True):
         # z - x of two neighbouring float32 is exact, or nearly so; bfloat16 would round it to 8 bits.
-        s = _wide(z) - _wide(x)
-        product = _wide(v) * s
+        s = wide(z) - wide(x)
+        product = wide(v) * s
         vs_sum.append(exact_sum(product))
         ss_sum.append(exact_sum(s.square_()))
     device = vs_sum[0].device
@@ -268,6 +268,6 @@ def _cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(t.shape) for piece, t in zip(pieces, like, strict=True)]
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     """bfloat16 holds 8 bits: the step is computed in float32 and rounded once."""
     return x.float() if x.dtype == torch.bfloat16 else x
