@@ -112,7 +112,7 @@ def test_rho_stands_between_the_thresholds_of_its_runs(tmp_path: Path) -> None:
     assert [(s.label, s.y) for s in panel.series if s.kind == "front"] == [("η₁", (7.5e-4,) * 2), ("η₂", (0.9,) * 2)]
     assert {(7.5e-4, "η₁"), (0.9, "η₂")} < set(panel.y.ticks)
     run.metrics[2]["rho"] = -400.0  # one deep refusal
-    assert sigma_panels(run)["ρ, mean of the steps, −1 where it is less"].y.ends[0] > -1.2
+    assert sigma_panels(run)["ρ, mean of the steps, cut off at −1 and 1.5"].y.ends[0] > -1.2
 
 
 def test_the_front_is_what_nothing_beats() -> None:

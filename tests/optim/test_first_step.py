@@ -98,3 +98,62 @@ def test_repr_shows_what_was_asked_for():
 def test_a_closure_that_returns_no_loss(returned):
     with pytest.raises(ValueError, match="closure"):
         SR2(nn.Linear(2, 1), L1(0.1)).step(lambda: returned)
+
+
+def test_sigma_is_estimated_where_r_is_finite_by_whoever_asks():
+    def optimizer():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 1))
+        x = torch.randn(32, 6)
+        return SR2(model, L0Ball(density=0.1), gamma3=1.0), lambda: model(x).square().mean()
+
+    (one, f), (other, g) = optimizer(), optimizer()
+    with pytest.warns(UserWarning, match="moved"):
+        one.step(f)
+    with pytest.warns(UserWarning, match="moved"):
+        other.estimate_sigma(g)
+    assert other.sigma == one.sigma
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_an_interrupt_while_deciding_leaves_x_and_buffers(capturable, monkeypatch):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    x = torch.randn(8, 3)
+    optimizer = SR2(model, L1(1e-3), sigma=1.0, capturable=capturable)
+    optimizer.step(lambda: model(x).square().mean())
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(optimizer.search), "decide", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step(lambda: model(x).square().mean())
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+
+
+def test_a_closure_that_fails_after_its_forward_leaves_the_buffers():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    before, drawn = {name: t.clone() for name, t in model.state_dict().items()}, torch.get_rng_state()
+
+    def closure():
+        model(torch.randn(8, 3))
+        raise RuntimeError("no loss today")
+
+    with pytest.raises(RuntimeError, match="no loss today"):
+        SR2(model, L1(1e-3), sigma=1.0).step(closure)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert torch.equal(drawn, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("change", [lambda p: p.double(), lambda p: p[:2].clone()], ids=["dtype", "shape"])
+def test_a_parameter_that_was_changed_between_steps_gets_a_buffer_of_its_own(change):
+    x = nn.Parameter(torch.randn(4, 3))
+    optimizer = SR2([x], L1(1e-3), sigma=1e3)
+    optimizer.step(lambda: x.square().sum())
+    x.data, x.grad = change(x.data), None
+    before, step = x.detach().clone(), 1 / optimizer.sigma
+    optimizer.step(lambda: x.square().sum())
+    assert optimizer.last_step.accepted
+    torch.testing.assert_close(x.detach(), L1(1e-3).prox(before - 2 * before * step, step))

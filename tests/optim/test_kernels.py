@@ -120,3 +120,18 @@ def test_training_on_the_kernels_is_training(regularizer, momentum, monkeypatch)
         assert row.sigma == pytest.approx(other.sigma)
     for x, z in zip(xs, zs, strict=True):
         torch.testing.assert_close(x, z, rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_what_was_not_moved_is_not_put_back(monkeypatch):
+    """An interrupt before the launch: what is kept is of an earlier step."""
+    quick = proposals(L1(1e-2), 1.0)
+    trial = FusedTrial().use(quick)
+    trial.move(1.0)
+    after = [x.clone() for p in quick for x in p.xs]
+    trial.use(quick)
+    monkeypatch.setattr(fused, "kernels", lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        trial.move(1.0)
+    trial.put_back()
+    assert all(torch.equal(x, z) for x, z in zip(after, [x for p in quick for x in p.xs], strict=True))

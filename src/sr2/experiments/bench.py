@@ -49,7 +49,7 @@ class BenchConfig:
     compile: bool = False
     """Compile the network with torch.compile."""
     capture: bool = True
-    """On CUDA, replay whole steps as CUDA graphs, SGD's too."""
+    """Whether whole steps are replayed as CUDA graphs, on CUDA (SGD's too); --no-capture turns it off."""
     steps: int = 10
     """Steps a timing."""
     repeats: int = 9

@@ -324,11 +324,12 @@ def _run_and_refusals(group: Group, color: str, style: int, pick: Pick) -> Itera
 
 
 def _with_etas(panel: Panel, etas: Sequence[tuple[str, float]]) -> Panel:
-    """The panel of rho, with lines at the two thresholds; one deep refusal in an epoch must not flatten the rest."""
+    """The panel of rho, with lines at the two thresholds; epochs in which it is noise must not flatten the rest."""
     rules = [Series(sign, "", 0, "front", panel.x.ends, (eta, eta)) for sign, eta in etas]
-    lines = [replace(line, y=tuple(y and max(y, -1.0) for y in line.y)) for line in panel.series]
+    least, most = -1.0, 1.5
+    lines = [replace(line, y=tuple(y and min(max(y, least), most) for y in line.y)) for line in panel.series]
     values = [y for line in lines for y in line.y if y is not None]
-    title = panel.title + (", −1 where it is less" if -1 in values else "")
+    title = panel.title + (", cut off at −1 and 1.5" if least in values or most in values else "")
     return Panel(title, panel.x, marked(values, [(eta, sign) for sign, eta in etas]), (*rules, *lines))
 
 

@@ -80,7 +80,7 @@ class Settings:
     certificate: bool = False
     """SR2: estimate the paper's bound on stationarity at the end of the run (two more passes over the data)."""
     augment: bool = True
-    """Whether to crop and flip, where the data set asks for it."""
+    """Whether to crop and flip, where the data set asks for it; --no-augment turns it off."""
     precision: Precision = "fp32"
     """Arithmetic of the network: fp32, tf32 (CUDA only) or bf16 (parameters stay float32)."""
     compile: bool = False

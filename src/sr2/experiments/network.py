@@ -32,7 +32,7 @@ class Network:
     ) -> None:
         self.model, self._device = model, torch.device(device)
         self._bf16 = precision == "bf16"
-        # Autocast casts these one by one, a launch each: here all of them in one.
+        # Autocast casts these one by one, a launch each: here all of them in a few.
         weights = {id(m._parameters.get("weight")) for m in model.modules() if type(m) in _MULTIPLY}
         self._cast = {
             name: p

@@ -21,7 +21,8 @@ SIGMA0 = 41.0
 
 ResNet-34: the authors' code takes 41. The DenseNets: the same. Their code starts from the top Hessian eigenvalue of one
 batch there, which depends on the batch and comes out of a power iteration that may end at a negative number; 41 is the
-one constant they name, and DenseNet-121 trains from it (80 epochs were tried).
+one constant they name, and DenseNet-121 trains from it under l1 (under l0 1e-2 it collapses from every sigma_0 that was
+tried: docs/reproduction.md).
 """
 
 

@@ -45,7 +45,7 @@ class StepInfo:
     predicted: float
     """R(x) - R(x + s) - v's."""
     actual: float
-    """f(x) - f(x + s) + R(x) - R(x + s)."""
+    """f(x) - f(x + s) + R(x) - R(x + s), and with momentum + (g - v)'s."""
     step_norm: float
     """|s_t|, of the step that was tried."""
 

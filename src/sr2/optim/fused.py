@@ -62,6 +62,7 @@ class FusedTrial:
     def use(self, proposals: Sequence[Proposal]) -> FusedTrial:
         """Take this step's groups; tables are made anew only where the tensors have changed."""
         self.proposals = proposals
+        self._moved = False
         self._xs = [x for p in proposals for x in p.xs]
         # A gradient has its parameter's strides, as autograd promises; a v that has not is laid out anew.
         self._vs = [_laid_like(v, x) for p in proposals for x, v in zip(p.xs, p.vs, strict=True)]
@@ -92,6 +93,7 @@ class FusedTrial:
             num_warps=WARPS,
             enable_fp_fusion=False,  # x - step * v rounds twice, as in the path that is its oracle
         )
+        self._moved = True
         return Parts(*self._partial.sum(dim=1).unbind())
 
     @property
@@ -100,7 +102,8 @@ class FusedTrial:
         return self._kept
 
     def put_back(self) -> None:
-        torch._foreach_copy_(self._xs, self._kept)
+        if self._moved:  # else what is kept is of another step, or nothing yet
+            torch._foreach_copy_(self._xs, self._kept)
 
     def put_back_unless(self, accepted: Tensor) -> None:
         kernels().put_back_unless[(self._chunks,)](
@@ -166,7 +169,7 @@ class FusedDecision:
         """Writes sigma, counters, sums and figures in place; returns accepted, sound."""
         counts = [search[name] for name in ("accepted", "refused", "null", "broken")]
         kernels().decide[(1,)](
-            *losses,
+            *(loss.to(parts.vs.device) for loss in losses),  # a closure may return a number of the host
             torch.stack(parts),
             self._constants,
             search["sigma"],

@@ -50,7 +50,7 @@ class Adam(Metric):
         diagonals, news = [], []
         for g, state in zip(gs, states, strict=True):
             square = ema(state.get("square"), g * g, self.beta)
-            # The average of 1 under the same recursion: 1 - beta^t, and right after any restart.
+            # The average of 1 under the same recursion: 1 - beta^t, and right where a state starts later.
             weight = self.beta * state.get("square_weight", 0.0) + (1 - self.beta)
             diagonals.append((square / weight).sqrt_().add_(self.eps))
             news.append({"square": square, "square_weight": weight})

@@ -66,7 +66,8 @@ class SR2(ProximalOptimizer):
         gamma1, gamma2: 1 < gamma1 <= gamma2, the factors that raise sigma; gamma2=None means gamma1.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
         sigma_min: the least sigma.
-        momentum: beta of v_t, a bias-corrected average of gradients; rho then leaves out (g - v)'s, the batch's noise.
+        momentum: beta of v_t, a bias-corrected average of gradients; rho then leaves out (g - v)'s, the batch's noise
+            (not where `objective` is given).
         metric: a diagonal metric D_t, by name or as an object; the step then minimizes with sigma + D_t.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as the paper does).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the path to
@@ -250,32 +251,31 @@ class SR2(ProximalOptimizer):
     def _attempt(self, closure: Closure, objective: Closure | None) -> Tensor | None:
         """One iteration from where R is finite; None, and nothing changed, if that turns out not to be so."""
         evaluations = TwoEvaluations(self._module, self._parameters(), self._twin)
-        with GradientNoise(self._parameters() if self.batch_growth else []) as noise:
-            loss = evaluations.first(closure)
-        self._check_randomness(evaluations)
         trial: Trial | FusedTrial | None = None
         try:
+            with GradientNoise(self._parameters() if self.batch_growth else []) as noise:
+                loss = evaluations.first(closure)
+            self._check_randomness(evaluations)
             f = loss if objective is None else evaluations.again(objective)
             trial = self._trial(self._proposals())
             parts = trial.move(self._own["search"]["sigma"])
             if self.momentum and objective is None:
                 f = f + self._noise(trial)
             f_trial = evaluations.again(objective or closure, settle_later=self.capturable)
-            losses = (loss, f, f_trial)
-            if not self.capturable:
-                scalars = self._scalars(losses, parts).cpu()  # the one host read of a step
-        except BaseException:  # an interrupt in the trial must not leave x halfway
+            losses, eps = (loss, f, f_trial), self._resolution(loss)
+            if self.capturable:
+                self._settle_on_device(losses, parts, eps, trial, evaluations)
+                return loss
+            scalars = self._scalars(losses, parts).cpu()  # the one host read of a step
+            if not self._batch_passes(scalars, eps, None if objective else noise):
+                trial.put_back()
+            elif not self._settle(scalars, eps, trial, evaluations):
+                return None
+        except BaseException:  # an interrupt must not leave x halfway
             if trial is not None:
                 trial.put_back()
             evaluations.undo()
             raise
-        eps = self._resolution(loss)
-        if self.capturable:
-            self._settle_on_device(losses, parts, eps, trial, evaluations)
-        elif not self._batch_passes(scalars, eps, None if objective else noise):
-            trial.put_back()
-        elif not self._settle(scalars, eps, trial, evaluations):
-            return None
         return loss
 
     def _proposals(self) -> list[Proposal]:
@@ -428,8 +428,8 @@ class SR2(ProximalOptimizer):
             for x, old in zip(xs, kept, strict=True):
                 x.copy_(old)
             search["entered"], search["sigma_known"] = flags
-            if not flags[1] and not self.capturable:
-                search["sigma"] = math.nan
+            if not flags[1]:
+                search["sigma"] = torch.full_like(search["sigma"], math.nan) if self.capturable else math.nan
             raise
 
     def estimate_sigma(self, closure: Closure) -> None:
@@ -438,6 +438,9 @@ class SR2(ProximalOptimizer):
         The first step does it unless it was done. Call it yourself to estimate on another closure: on a larger batch,
         or on the network before it was compiled, since a compiled one cannot be differentiated twice.
         """
+        if not self._own["search"]["entered"]:
+            with torch.no_grad():
+                self._enter_domain()
         parameters = self._parameters()
         alone = self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
         with alone:

@@ -28,7 +28,7 @@ class Trial:
         self.proposals = proposals
         self._flat, self._compiled = flat, compiled
         for x in (x for p in proposals for x in p.xs):
-            if x not in kept or kept[x].stride() != torch.empty_like(x, device="meta").stride():
+            if x not in kept or not _alike(kept[x], x):
                 kept[x] = torch.empty_like(x)
         self._kept = [[kept[x] for x in p.xs] for p in proposals]
         self._moved: list[Piece] = []
@@ -65,3 +65,9 @@ class Trial:
         """Whether R(x) is infinite, x being the point that was left."""
         pairs = zip(self.proposals, self._kept, strict=True)
         return any(bool(p.regularizer.value(kept).isposinf()) for p, kept in pairs)
+
+
+def _alike(old: Tensor, x: Tensor) -> bool:
+    """Whether a buffer made for x is still as one made now: the user may have changed x's dtype, shape or layout."""
+    new = torch.empty_like(x, device="meta")
+    return (old.shape, old.stride(), old.dtype, old.device) == (new.shape, new.stride(), new.dtype, x.device)
