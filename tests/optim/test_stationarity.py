@@ -33,7 +33,7 @@ def loss(x, rows):
 
 def test_the_weights():
     """The mean, its standard error and the number of draws, written out."""
-    values = rng.exponential(size=57)
+    values = np.random.default_rng(1).exponential(size=57)
     w = FORGET ** np.arange(57)[::-1]
     mean = np.sum(w * values) / np.sum(w)
     draws = np.sum(w) ** 2 / np.sum(w**2)  # Kish's effective number
@@ -54,7 +54,7 @@ def test_before_the_first_step():
 
 def test_the_standard_error_is_that_of_the_mean():
     """Over many repetitions the means scatter by what each of them says."""
-    found = [running(row) for row in rng.exponential(size=(400, 60))]
+    found = [running(row) for row in np.random.default_rng(2).exponential(size=(400, 60))]
     scatter = np.std([f.mean for f in found])
     assert math.sqrt(np.mean([f.standard_error**2 for f in found])) == pytest.approx(scatter, rel=0.15)
     assert np.mean([abs(f.mean - 1) < 2 * f.standard_error for f in found]) > 0.88  # exponentials are skew
@@ -96,7 +96,7 @@ def test_refused_steps_do_not_count():
 def test_brute_force_at_a_fixed_point(R):
     """The mean of |s|^2 over all batches of a partition, against what 600 random steps from the same x estimate."""
     sigma, parts = 5.0, torch.arange(N).view(-1, BATCH)
-    point = torch.tensor(rng.normal(size=5)) * 0.3
+    point = torch.tensor(np.random.default_rng(3).normal(size=5)) * 0.3  # its own, whatever test ran before
     brute = []
     for rows in parts:
         x = point.clone().requires_grad_()
@@ -106,7 +106,7 @@ def test_brute_force_at_a_fixed_point(R):
         brute.append((z - point).square().sum().item())
     x = nn.Parameter(point.clone())
     optimizer = SR2([x], R, sigma=sigma, sigma_min=sigma, eta2=0.9999)
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(103)
     for _ in range(600):
         rows = parts[torch.randint(len(parts), (), generator=generator)]
         optimizer.step(lambda rows=rows: loss(x, rows))
