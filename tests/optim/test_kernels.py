@@ -14,7 +14,6 @@ from torch import nn
 from sr2 import L0, L1, SR2, ElasticNet
 from sr2.optim import fused
 from sr2.optim.fused import FusedDecision, FusedTrial
-from sr2.optim.proximal_step import Parts
 from sr2.optim.search import Search
 from sr2.optim.trial import Trial
 
@@ -83,7 +82,7 @@ def test_the_decision_is_that_of_search():
         own |= {name: torch.zeros((), dtype=torch.int64) for name in names}
         last = torch.full((9,), math.nan, dtype=F64)
         accepted, sound = FusedDecision(constants, torch.device("cpu"))(
-            [loss, f, f_trial], Parts(vs, dR, ss), own, last
+            [loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), own, last
         )
         slack = constants[6] * f.double().abs().clamp_min(1.0)
         expected = search.decide(sigma, f - f_trial.double() + dR, dR - vs, slack, ss)
@@ -135,3 +134,22 @@ def test_what_was_not_moved_is_not_put_back(monkeypatch):
         trial.move(1.0)
     trial.put_back()
     assert all(torch.equal(x, z) for x, z in zip(after, [x for p in quick for x in p.xs], strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow):RuntimeWarning")  # numpy's, of the interpreter
+@pytest.mark.parametrize("slope", [1e38, math.inf, math.nan])
+def test_a_step_that_overflows_is_refused_and_a_gradient_that_is_not_finite_is_broken(slope, monkeypatch):
+    def outcome(fits):
+        monkeypatch.setattr(FusedTrial, "fits", staticmethod(lambda proposals: fits))
+        x = nn.Parameter(torch.ones(5))
+        optimizer = SR2([x], L1(1e-3), sigma=1e-3, capturable=True)
+
+        def closure():  # a finite loss, with that gradient
+            x.grad = torch.full((5,), slope)
+            return torch.zeros(())
+
+        optimizer.step(closure)
+        return optimizer.counts, optimizer.sigma, x.tolist()
+
+    assert outcome(True) == outcome(False)
+    assert outcome(True)[0]["refused" if slope == 1e38 else "broken"] == 1

@@ -94,7 +94,8 @@ class FusedTrial:
             enable_fp_fusion=False,  # x - step * v rounds twice, as in the path that is its oracle
         )
         self._moved = True
-        return Parts(*self._partial.sum(dim=1).unbind())
+        self.sums = self._partial.sum(dim=1)
+        return Parts(*self.sums[:3].unbind())
 
     @property
     def kept(self) -> list[Tensor]:
@@ -136,7 +137,7 @@ class FusedTrial:
         self._sizes = torch.tensor(sizes, device=device)
         self._chunk_tensor = torch.tensor(numbers, dtype=torch.int32, device=device)
         self._chunk_start = torch.tensor(starts, device=device)
-        self._partial = torch.empty(3, self._chunks, dtype=torch.float64, device=device)
+        self._partial = torch.empty(4, self._chunks, dtype=torch.float64, device=device)
 
     def _table(self, name: str, rows: Any, dtype: torch.dtype) -> Tensor:
         """Host numbers on the device, without waiting for it."""
@@ -164,13 +165,13 @@ class FusedDecision:
         self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(2)]
 
     def __call__(
-        self, losses: Sequence[Tensor], parts: Parts, search: dict[str, Any], last: Tensor
+        self, losses: Sequence[Tensor], sums: Tensor, search: dict[str, Any], last: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Writes sigma, counters, sums and figures in place; returns accepted, sound."""
         counts = [search[name] for name in ("accepted", "refused", "null", "broken")]
         kernels().decide[(1,)](
-            *(loss.to(parts.vs.device) for loss in losses),  # a closure may return a number of the host
-            torch.stack(parts),
+            *(loss.to(sums.device) for loss in losses),  # a closure may return a number of the host
+            sums,
             self._constants,
             search["sigma"],
             *counts,

@@ -13,7 +13,7 @@ def move(
     chunk_tensor,  # int32: whose chunk a program takes
     chunk_start,  # int64: where it starts
     step_pointer,  # float64: 1 / sigma
-    partial,  # float64 (3, chunks): v's, R(x) - R(x + s), |s|^2
+    partial,  # float64 (4, chunks): v's, R(x) - R(x + s), |s|^2, how many v are not finite
     tensors,
     chunks,
     CHUNK: tl.constexpr,
@@ -42,6 +42,7 @@ def move(
     count = tl.zeros((BLOCK,), dtype=tl.int32)  # of nonzeros in x, less those in z
     square = tl.zeros((BLOCK,), dtype=tl.float64)  # sum of x^2 - z^2
     ss = tl.zeros((BLOCK,), dtype=tl.float64)
+    broken = tl.zeros((BLOCK,), dtype=tl.int32)
     for first in range(0, left, BLOCK):
         entry = first + tl.arange(0, BLOCK)
         inside = entry < left
@@ -56,6 +57,7 @@ def move(
         s = z.to(tl.float64) - x.to(tl.float64)
         vs += v.to(tl.float64) * s
         ss += s * s
+        broken += (v - v != 0.0).to(tl.int32)
         size += tl.abs(x).to(tl.float64) - tl.abs(z).to(tl.float64)
         count += (x != 0.0).to(tl.int32) - (z != 0.0).to(tl.int32)
         square -= s * (x.to(tl.float64) + z.to(tl.float64))
@@ -63,6 +65,7 @@ def move(
     change = a * tl.sum(size, axis=0) + b * tl.sum(count, axis=0).to(tl.float64) + 0.5 * c * tl.sum(square, axis=0)
     tl.store(partial + chunks + program, change)
     tl.store(partial + 2 * chunks + program, tl.sum(ss, axis=0))
+    tl.store(partial + 3 * chunks + program, tl.sum(broken, axis=0).to(tl.float64))
 
 
 @triton.jit
@@ -88,7 +91,7 @@ def decide(
     loss_pointer,
     f_pointer,
     trial_pointer,
-    sums,  # float64: v's, R(x) - R(x + s), |s|^2
+    sums,  # float64: v's, R(x) - R(x + s), |s|^2, how many v are not finite
     constants,  # float64: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, the slack's 10 eps, the forgetting factor
     sigma_pointer,
     accepted_count,
@@ -110,7 +113,7 @@ def decide(
     sigma = tl.load(sigma_pointer)
 
     # y - y is 0 if and only if y is finite
-    sound = (loss - loss == 0.0) & (f - f == 0.0) & (vs - vs == 0.0)
+    sound = (loss - loss == 0.0) & (f - f == 0.0) & (tl.load(sums + 3) == 0.0)
     actual = f - f_trial + dR
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)

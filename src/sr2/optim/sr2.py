@@ -347,7 +347,7 @@ class SR2(ProximalOptimizer):
     ) -> None:
         """`_settle` without a host read: every choice is a `where`, every state is written in place."""
         if isinstance(trial, FusedTrial) and self._process_group() is None:
-            accepted, sound = self._fused_decision(losses, parts, eps)
+            accepted, sound = self._fused_decision(losses, trial.sums, eps)
         else:
             accepted, sound = self._decision_on_device(losses, parts, eps)
         trial.put_back_unless(accepted)
@@ -377,12 +377,12 @@ class SR2(ProximalOptimizer):
         cast(Tensor, self._last).copy_(figures)
         return accepted, sound
 
-    def _fused_decision(self, losses: Sequence[Tensor], parts: Parts, eps: float) -> tuple[Tensor, Tensor]:
+    def _fused_decision(self, losses: Sequence[Tensor], sums: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         s = self.search
         constants = (s.eta1, s.eta2, s.gamma1, s.gamma2, s.gamma3, s.sigma_min, 10 * eps, stationarity.FORGET)
         if self._fused_judge is None or self._fused_judge.key != constants:
-            self._fused_judge = FusedDecision(constants, parts.vs.device)
-        return self._fused_judge(losses, parts, self._own["search"], cast(Tensor, self._last))
+            self._fused_judge = FusedDecision(constants, sums.device)
+        return self._fused_judge(losses, sums, self._own["search"], cast(Tensor, self._last))
 
     def _batch_passes(self, scalars: Tensor, eps: float, noise: GradientNoise | None) -> bool:
         """Assumption 3 for this batch. Where it fails, s = 0 as in Algorithm 1, and the next batch is larger.
