@@ -8,31 +8,43 @@ Settings of the run are given as name=value. `docs/reproduction.md` quotes what 
 
 from __future__ import annotations
 
-import dataclasses
-import sys
+import argparse
+import json
 
-from sr2.experiments.config import RunConfig, make_optimizer
+from sr2.experiments.config import RunConfig, checked, make_optimizer
+from sr2.experiments.errors import UserError
 from sr2.experiments.evaluate import percent_zero
 from sr2.experiments.problem import Problem
 from sr2.experiments.recipes import recipe
 from sr2.optim import SR2
 
 
-def settings(pairs: list[str]) -> dict[str, object]:
-    """name=value, as numbers where they are."""
-    found: dict[str, object] = {}
-    for pair in pairs:
-        name, _, text = pair.partition("=")
-        kind = type(getattr(RunConfig(), name))
-        found[name] = kind(text) if kind is int else text if not text[:1].isdigit() else float(text)
-    return found
+def value(text: str) -> object:
+    """A number where it is one."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def main() -> None:
     """Print a line a step."""
-    cell, steps, *pairs = sys.argv[1:]
-    config = dataclasses.replace(recipe(cell), **settings(pairs))  # type: ignore[arg-type]
-    problem = Problem(config)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cell", help="of SR2, as `sr2 paper list` names it")
+    parser.add_argument("steps", type=int)
+    parser.add_argument("settings", nargs="*", metavar="name=value")
+    args = parser.parse_args()
+    try:
+        pairs = (pair.partition("=") for pair in args.settings)
+        changed = {name: value(text) for name, _, text in pairs}
+        config = checked(RunConfig.from_dict({**recipe(args.cell).to_dict(), **changed}))
+        if config.optimizer != "sr2":
+            raise UserError(
+                f"{args.cell} is a cell of {config.optimizer}, and the steps shown are SR2's: name one of sr2"
+            )
+        problem = Problem(config)
+    except UserError as error:
+        parser.error(str(error))
     optimizer = make_optimizer(config, problem.model)
     assert isinstance(optimizer, SR2)
     problem.model.train()
@@ -43,7 +55,7 @@ def main() -> None:
         assert last is not None
         numbers = f"{last.loss:6.3f} {last.trial_loss:6.3f} {last.rho:8.4f} {last.sigma:9.4g} {last.predicted:10.4g}"
         print(f"{step:5d} {numbers} {zeros:8.2f}{'' if last.accepted else '  refused'}", flush=True)
-        if step == int(steps):
+        if step == args.steps:
             break
 
 

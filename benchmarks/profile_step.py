@@ -81,6 +81,8 @@ def main() -> None:
     parser.add_argument("--wait-for", type=Path, help="start timing only once this file exists")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device here, and its kernels are what is profiled: run it where there is one")
     config = dataclasses.replace(
         recipe(args.cell), device="cuda", precision=args.precision, compile=not args.eager, penalize="weights"
     )

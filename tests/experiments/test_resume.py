@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,25 @@ def net():  # batch-norm and dropout: buffers and random numbers must be resumed
     features = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
     return nn.Sequential(*features, nn.Flatten(), nn.Dropout(0.2), nn.Linear(288, 10))
 """
+
+
+def finish(config: RunConfig, store: RunStore, stops: Collection[int] = ()) -> Trainer:
+    """Train to the end, stopped after each of these steps; the trainer of the last go."""
+    steps = 0
+    with store.locked():
+        while store.result is None:
+            stop = StopSignals()
+
+            def on_step(images: int, stop: StopSignals = stop) -> None:
+                nonlocal steps
+                steps += 1
+                stop.asked = steps in stops
+
+            trainer = Trainer(config, store, stop)
+            store.start()
+            with contextlib.suppress(StoppedError):
+                list(trainer.run(on_step))
+    return trainer
 
 
 def same_run(one: Path, other: Path) -> None:
@@ -50,21 +70,8 @@ def test_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, se
     config = checked(RunConfig(model="dropnet:net", epochs=2, batch=400, **settings))
 
     def run(root: str, stops: set[int]) -> Path:
-        store, steps = RunStore(tmp_path / root, config), 0
-        with store.locked():
-            while store.result is None:
-                stop = StopSignals()
-
-                def on_step(images: int, stop: StopSignals = stop) -> None:
-                    nonlocal steps
-                    steps += 1
-                    stop.asked = steps in stops
-
-                trainer = Trainer(config, store, stop)
-                store.start()
-                with contextlib.suppress(StoppedError):
-                    list(trainer.run(on_step))
-        assert steps == 6
+        store = RunStore(tmp_path / root, config)
+        assert finish(config, store, stops).steps == 6
         return store.path
 
     same_run(run("undisturbed", set()), run("stopped", {1, 3, 5, 6}))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,8 @@ import pytest
 from sr2.cli import main
 from sr2.experiments.config import RunConfig, checked
 from sr2.experiments.store import RunRecord, RunStore, find_runs, read_run
-from sr2.experiments.train import StoppedError, StopSignals, Trainer
 
-from .test_resume import same_run
+from .test_resume import finish, same_run
 
 SENTENCE = r"stopped after epoch (\d+) of (\d+): the mean of \|s\|\^2 is (\S+) ± (\S+), below epsilon\^2 = (\S+)"
 
@@ -33,25 +30,6 @@ def train(*flags: str) -> int:
 def only_run() -> RunRecord:
     (record,) = find_runs([Path("runs")])
     return record
-
-
-def finish(config: RunConfig, store: RunStore, stops: Collection[int] = ()) -> Trainer:
-    """Train to the end, stopped after each of these steps; the trainer of the last go."""
-    steps = 0
-    with store.locked():
-        while store.result is None:
-            stop = StopSignals()
-
-            def on_step(images: int, stop: StopSignals = stop) -> None:
-                nonlocal steps
-                steps += 1
-                stop.asked = steps in stops
-
-            trainer = Trainer(config, store, stop)
-            store.start()
-            with contextlib.suppress(StoppedError):
-                list(trainer.run(on_step))
-    return trainer
 
 
 def test_a_converged_run_ends_early_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,7 +259,10 @@ def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
         runs: The folder of runs.
         out: The folder of the report; `paper` beside the runs unless given.
     """
-    _report(find_runs([runs], missing_ok=True), out or runs / "paper", paper=True)
+    records = find_runs([runs], missing_ok=True)
+    if not records:
+        print(f"{runs} has no run in it, so every cell is missing: name the folder with --runs", file=sys.stderr)
+    _report(records, out or runs / "paper", paper=True)
 
 
 def _report(records: list[RunRecord], out: Path, paper: bool = False) -> None:
