@@ -151,3 +151,22 @@ def test_the_optimizer_state_is_in_the_checkpoint(tmp_path: Path) -> None:
         list(trainer.run())
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert state["optimizer"]["state"]["search"]["accepted"] == 3
+
+
+def test_a_run_whose_checkpoints_cost_too_much_writes_fewer_and_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = checked(RunConfig(model="mlp", epochs=4, batch=400))
+    often, seldom = (RunStore(tmp_path / name, config) for name in ("often", "seldom"))
+    finish(config, often)
+    monkeypatch.setattr("sr2.experiments.train.FREE_SAVING", -1.0)
+    with seldom.locked():
+        trainer = Trainer(config, seldom, StopSignals())
+        seldom.start()
+        rows = trainer.run()
+        next(rows), next(rows)  # and killed here: the metrics are ahead of the checkpoint
+        assert seldom.load_checkpoint() is None
+        assert len(read_run(seldom.path).metrics) == 2
+    assert finish(config, seldom).steps == 12
+    assert seldom.load_checkpoint()["epoch"] == 4  # type: ignore[index]
+    same_run(often.path, seldom.path)
