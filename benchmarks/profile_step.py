@@ -28,7 +28,7 @@ from sr2.experiments.runner import CapturedRunner
 from sr2.optim import CapturedStep
 
 KINDS = {  # the first that fits
-    "SR2's own": ("move", "put_back_unless", "decide"),
+    "SR2's own": ("move", "copy_if", "decide"),
     "convolutions and products": ("conv", "gemm", "xmma", "cutlass", "dgrad", "wgrad", "fprop", "cudnn", "nvjet"),
     "casts, buffers and gradients, many tensors a launch": ("multi_tensor", "Copy", "CatArray"),
     "compiled: norms, activations, sums": ("triton_",),

@@ -106,8 +106,8 @@ def test_captured_is_eager(momentum, metric, dropout):
     model_c, opt_c, losses_c, rows_c = train(True, momentum=momentum, metric=metric, dropout=dropout)
     assert opt_e.counts["refused"] > 0
     assert opt_e.counts["accepted"] > 0
-    # A number on the host and one on the device divide with different last bits, and training is chaotic.
-    same = 200 if not momentum and metric is None else 15
+    # With a metric, a number on the host and one on the device divide with different last bits: training is chaotic.
+    same = 200 if metric is None else 15
     for i, (e, c, le, lc) in enumerate(list(zip(rows_e, rows_c, losses_e, losses_c, strict=True))[:same]):
         assert e.accepted == (None if c[8] else bool(c[7])), i
         assert math.isclose(e.sigma, float(c[3]), rel_tol=1e-12)
@@ -126,6 +126,7 @@ def test_captured_is_eager(momentum, metric, dropout):
     "make",
     [
         lambda m, c: ProxGEN(m, L1(1e-4), 0.01, capturable=c),
+        lambda m, c: ProxGEN(m, L1(1e-4), 0.01, momentum=0.9, capturable=c),
         lambda m, c: ProxGEN(m, L1(1e-4), 0.001, momentum=0.9, metric="adam", capturable=c),
         lambda m, c: ProxSGD(m, L1(1e-4), capturable=c),
         lambda m, c: ProxSGD(m, L1(1e-4), rho=None, metric=None, capturable=c),

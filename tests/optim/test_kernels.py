@@ -58,6 +58,39 @@ def test_the_fused_step_is_the_step(regularizer, sigma, chunk, monkeypatch):
     assert all(torch.equal(x, z) for x, z in zip(before, points(quick), strict=True))
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("beta", [0.3, 0.9])
+@torch.no_grad()
+def test_the_fused_average_is_the_average(beta, capturable):
+    """Three steps: the second is not sound, and must leave no trace in the average."""
+
+    def steps(make):
+        torch.manual_seed(0)
+        xs = [nn.Parameter(torch.randn(shape)) for shape in ((5,), (40, 30), (3, 2, 1, 1))]
+        optimizer, seen, sigma = SR2(xs, L1(1e-2), sigma=3.0, momentum=beta), [], torch.tensor(3.0, dtype=F64)
+        for number in range(3):
+            for x in xs:
+                x.grad = torch.randn_like(x)
+            trial = make(optimizer._proposals())
+            parts, sound = [*trial.move(sigma), trial.noise()], torch.tensor(number != 1)
+            if capturable:
+                trial.put_back_unless(sound)
+                trial.commit_on_device(sound)
+            elif sound:
+                trial.commit()
+            else:
+                trial.put_back()
+            seen += [*parts, *(x.clone() for x in xs)]
+        states = [optimizer.state[x] for x in xs]
+        assert all(set(s) == {"momentum", "momentum_weight"} for s in states)
+        assert all(isinstance(s["momentum_weight"], torch.Tensor) == capturable for s in states)
+        return seen + [torch.as_tensor(value, dtype=F64) for s in states for value in s.values()]
+
+    fused_trial = FusedTrial()
+    for one, other in zip(steps(lambda p: Trial(p, {}, flat=False)), steps(fused_trial.use), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
 def test_the_decision_is_that_of_search():
     constants = (7.5e-4, 0.99, 5.56, 7.0, 0.8, 1.0, 1e-6, 0.99)

@@ -18,8 +18,7 @@ from ..regularizers.base import Regularizer, Step, check_compatible, check_regul
 from .evaluation import NO_SPARSE
 from .fused import FusedTrial
 from .groups import ParamGroups, module_groups
-from .metrics import Metric, as_metric
-from .momentum import direction
+from .metrics import Metric, State, as_metric
 from .proposal import Proposal
 from .proximal_step import Piece, Zero, move_to_trial
 
@@ -156,34 +155,35 @@ class ProximalOptimizer(torch.optim.Optimizer):
         if any(g.layout != torch.strided for g in gs):
             raise ValueError(NO_SPARSE)
         states = [self.state[x] for x in xs]
-        vs, news = direction(gs, states, momentum)
-        diagonal = None
+        diagonal: list[Tensor] | None = None
+        news: list[State] = [{} for _ in xs]
         if self.metric is not None:
-            diagonal, metric_news = self.metric.update(xs, gs, states)
-            news = [{**a, **b} for a, b in zip(news, metric_news, strict=True)]
-        return Proposal(group, regularizer, xs, gs, vs, diagonal, states, news)
+            diagonal, news = self.metric.update(xs, gs, states)
+        return Proposal(group, regularizer, xs, gs, gs, diagonal, states, news, momentum)
 
     def _move(self, number: int, proposal: Proposal, step: Step) -> list[Tensor]:
-        """x <- prox_{step R / D}(x - step v / D) for group `number`; returns what x was."""
+        """x <- prox_{step R / D}(x - step v / D) for group `number`, and its new state; returns what x was."""
         xs, diagonal = proposal.xs, proposal.diagonal
         if self.foreach is None and FusedTrial.fits([proposal]):
             fused = self._fused.setdefault(number, FusedTrial()).use([proposal])
             fused.move(1.0 / step)
+            self._commit(fused)
             return fused.kept
+        proposal.average()
         steps = [step] * len(xs) if diagonal is None else [step / d for d in diagonal]
         kept = [torch.empty_like(x) for x in xs]
         move_to_trial(Piece(xs, kept, proposal.vs, steps), proposal.regularizer, [], flat=self._flat(xs))
+        self._commit(proposal)
         return kept
 
     def _flat(self, xs: Sequence[Tensor]) -> bool:
         return self.foreach is not False
 
-    def _commit(self, proposal: Proposal) -> None:
+    def _commit(self, moved: Proposal | FusedTrial) -> None:
         if self.capturable:
-            yes = torch.ones((), dtype=torch.bool, device=proposal.xs[0].device)
-            proposal.commit_on_device(sound=yes)
+            moved.commit_on_device(torch.ones((), dtype=torch.bool, device=self._parameters()[0].device))
         else:
-            proposal.commit()
+            moved.commit()
 
     # ---- state
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .evaluation import capturing
-from .proposal import Proposal
+from .proposal import NEEDS_A_STEP, Proposal
 from .proximal_step import Parts
 
 _F64 = torch.float64
@@ -42,6 +42,7 @@ class FusedTrial:
     def __init__(self) -> None:
         self.proposals: Sequence[Proposal] = ()
         self._layout: tuple[Any, ...] = ()
+        self._next_ms: list[Tensor] = []
 
     @staticmethod
     def fits(proposals: Sequence[Proposal]) -> bool:
@@ -62,19 +63,41 @@ class FusedTrial:
     def use(self, proposals: Sequence[Proposal]) -> FusedTrial:
         """Take this step's groups; tables are made anew only where the tensors have changed."""
         self.proposals = proposals
+        self.momentum = proposals[0].momentum  # one for all
         self._moved = False
         self._xs = [x for p in proposals for x in p.xs]
-        # A gradient has its parameter's strides, as autograd promises; a v that has not is laid out anew.
-        self._vs = [_laid_like(v, x) for p in proposals for x, v in zip(p.xs, p.vs, strict=True)]
-        layout = tuple((x.data_ptr(), x.numel(), x.stride()) for x in self._xs)
+        # A gradient has its parameter's strides, as autograd promises; one that has not is laid out anew.
+        self._gs = [_laid_like(v, x) for p in proposals for x, v in zip(p.xs, p.vs, strict=True)]
+        self._states = [state for p in proposals for state in p.states]
+        layout = (bool(self.momentum), *((x.data_ptr(), x.numel(), x.stride()) for x in self._xs))
         if layout != self._layout:
             self._lay_out(layout)
+        if self.momentum:
+            self._find_averages()
         return self
+
+    def _find_averages(self) -> None:
+        """m_{t-1} from the states, zero at first, laid out as x; and the weights of m_t."""
+        for x, state in zip(self._xs, self._states, strict=True):
+            if "momentum" not in state:
+                if capturing():
+                    raise RuntimeError(NEEDS_A_STEP)
+                state["momentum"], state["momentum_weight"] = torch.zeros_like(x), 0.0
+            elif not _alike(state["momentum"], x):
+                state["momentum"] = torch.empty_like(x).copy_(state["momentum"])
+        self._ms = [state["momentum"] for state in self._states]
+        weights, device = [state["momentum_weight"] for state in self._states], self._xs[0].device
+        if any(isinstance(w, Tensor) for w in weights):
+            self._old_weights = torch.stack([torch.as_tensor(w, dtype=_F64, device=device) for w in weights])
+        else:
+            self._old_weights = torch.tensor(weights, dtype=_F64).to(device, non_blocking=True)
+        self._new_weights = self.momentum * self._old_weights + (1 - self.momentum)
 
     def move(self, sigma: float | Tensor) -> Parts:
         device = self._xs[0].device
         step = 1.0 / sigma if isinstance(sigma, Tensor) else torch.full((), 1.0 / sigma, dtype=_F64, device=device)
-        pointers = [tuple(t.data_ptr() for t in ts) for ts in (self._xs, self._vs, self._kept)]
+        rows = (self._xs, self._gs, self._kept, *((self._ms, self._next_ms) if self.momentum else ()))
+        pointers = [tuple(t.data_ptr() for t in ts) for ts in rows]
         self._pointers = self._table("pointers", pointers, torch.int64)
         weights = [p.regularizer.coefficients for p in self.proposals for _ in p.xs]
         self._weights = self._table("weights", weights, torch.float64)
@@ -86,8 +109,11 @@ class FusedTrial:
             self._chunk_start,
             step,
             self._partial,
+            self._new_weights if self.momentum else self._weights,  # not read without momentum
+            1 - self.momentum,
             len(self._xs),
             self._chunks,
+            MOMENTUM=bool(self.momentum),
             CHUNK=CHUNK,
             BLOCK=BLOCK,
             num_warps=WARPS,
@@ -107,13 +133,45 @@ class FusedTrial:
             torch._foreach_copy_(self._xs, self._kept)
 
     def put_back_unless(self, accepted: Tensor) -> None:
-        kernels().put_back_unless[(self._chunks,)](
+        self._copy_if(accepted, wanted=0, target=0, source=2)
+
+    def noise(self) -> Tensor:
+        return self.sums[4]
+
+    def commit(self) -> None:
+        for p in self.proposals:
+            p.commit()
+        if self.momentum:  # the two buffers change places
+            for state, new in zip(self._states, self._next_ms, strict=True):
+                state["momentum"] = new
+                state["momentum_weight"] = self.momentum * state["momentum_weight"] + (1 - self.momentum)
+            self._next_ms = self._ms
+
+    def commit_on_device(self, sound: Tensor) -> None:
+        for p in self.proposals:
+            p.commit_on_device(sound)
+        if not self.momentum:
+            return
+        self._copy_if(sound, wanted=1, target=3, source=4)
+        weights = torch.where(sound, self._new_weights, self._old_weights).unbind()
+        for state, weight in zip(self._states, weights, strict=True):
+            if not isinstance(state["momentum_weight"], Tensor):
+                if capturing():
+                    raise RuntimeError(NEEDS_A_STEP)
+                state["momentum_weight"] = torch.empty_like(weight)
+        torch._foreach_copy_([state["momentum_weight"] for state in self._states], weights)
+
+    def _copy_if(self, flag: Tensor, *, wanted: int, target: int, source: int) -> None:
+        kernels().copy_if[(self._chunks,)](
             self._pointers,
             self._sizes,
             self._chunk_tensor,
             self._chunk_start,
-            accepted,
+            flag,
             len(self._xs),
+            WANTED=wanted,
+            TARGET=target,
+            SOURCE=source,
             CHUNK=CHUNK,
             BLOCK=BLOCK,
         )
@@ -129,6 +187,7 @@ class FusedTrial:
         self._hosts: list[Tensor] = []
         device = self._xs[0].device
         self._kept = [torch.empty_like(x) for x in self._xs]
+        self._next_ms = [torch.empty_like(x) for x in self._xs] if self.momentum else []
         sizes = [x.numel() for x in self._xs]
         counts = [-(-n // CHUNK) for n in sizes]
         self._chunks = sum(counts)
@@ -137,7 +196,7 @@ class FusedTrial:
         self._sizes = torch.tensor(sizes, device=device)
         self._chunk_tensor = torch.tensor(numbers, dtype=torch.int32, device=device)
         self._chunk_start = torch.tensor(starts, device=device)
-        self._partial = torch.empty(4, self._chunks, dtype=torch.float64, device=device)
+        self._partial = torch.empty(5 if self.momentum else 4, self._chunks, dtype=torch.float64, device=device)
 
     def _table(self, name: str, rows: Any, dtype: torch.dtype) -> Tensor:
         """Host numbers on the device, without waiting for it."""
@@ -195,5 +254,9 @@ def _aligned(x: Tensor) -> bool:
 
 def _laid_like(v: Tensor, x: Tensor) -> Tensor:
     """v in x's order in memory. The stride of a dimension of one entry says nothing: 1 x 1 convolutions have two."""
+    return v if _alike(v, x) else torch.empty_like(x).copy_(v)
+
+
+def _alike(v: Tensor, x: Tensor) -> bool:
     same = all(a == b for a, b, size in zip(v.stride(), x.stride(), x.shape, strict=True) if size != 1)
-    return v if same else torch.empty_like(x).copy_(v)
+    return same and v.dtype == x.dtype and v.device == x.device and _aligned(v)

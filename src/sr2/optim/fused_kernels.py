@@ -7,25 +7,32 @@ import triton.language as tl
 
 @triton.jit
 def move(
-    pointers,  # int64 (3, T): addresses of x, v and the kept x
+    pointers,  # int64 (3 or 5, T): addresses of x, g, the kept x, and with MOMENTUM of m and the next m
     weights,  # float64 (T, 3): a, b, c of R = a |x|_1 + b |x|_0 + c |x|^2 / 2
     sizes,  # int64 (T)
     chunk_tensor,  # int32: whose chunk a program takes
     chunk_start,  # int64: where it starts
     step_pointer,  # float64: 1 / sigma
-    partial,  # float64 (4, chunks): v's, R(x) - R(x + s), |s|^2, how many v are not finite
+    partial,  # float64 (4 or 5, chunks): v's, R(x) - R(x + s), |s|^2, how many v are not finite, (g - v)'s
+    average_weights,  # float64 (T): 1 - beta^t, by which m is too small
+    newest,  # float32: 1 - beta
     tensors,
     chunks,
+    MOMENTUM: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """kept <- x,  x <- prox_{step R}(x - step v)."""
+    """kept <- x,  x <- prox_{step R}(x - step v),  v = g, or m / (1 - beta^t) with next m = m + (1 - beta) (g - m)."""
     program = tl.program_id(0)
     i = tl.load(chunk_tensor + program)
     start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
     x_pointer = tl.multiple_of(tl.load(pointers + i).to(tl.pointer_type(tl.float32)), 16) + start
-    v_pointer = tl.multiple_of(tl.load(pointers + tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+    g_pointer = tl.multiple_of(tl.load(pointers + tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
     kept_pointer = tl.multiple_of(tl.load(pointers + 2 * tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+    if MOMENTUM:
+        m_pointer = tl.multiple_of(tl.load(pointers + 3 * tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+        next_pointer = tl.multiple_of(tl.load(pointers + 4 * tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+        average_weight = tl.load(average_weights + i).to(tl.float32)
     a = tl.load(weights + 3 * i)
     b = tl.load(weights + 3 * i + 1)
     c = tl.load(weights + 3 * i + 2)
@@ -43,11 +50,18 @@ def move(
     square = tl.zeros((BLOCK,), dtype=tl.float64)  # sum of x^2 - z^2
     ss = tl.zeros((BLOCK,), dtype=tl.float64)
     broken = tl.zeros((BLOCK,), dtype=tl.int32)
+    noise = tl.zeros((BLOCK,), dtype=tl.float64)
     for first in range(0, left, BLOCK):
         entry = first + tl.arange(0, BLOCK)
         inside = entry < left
         x = tl.load(x_pointer + entry, mask=inside, other=0.0)
-        v = tl.load(v_pointer + entry, mask=inside, other=0.0)
+        g = tl.load(g_pointer + entry, mask=inside, other=0.0)
+        v = g
+        if MOMENTUM:
+            m = tl.load(m_pointer + entry, mask=inside, other=0.0)
+            m = tl.where(newest < 0.5, m + newest * (g - m), g - (g - m) * (1.0 - newest))  # as torch.lerp
+            tl.store(next_pointer + entry, m, mask=inside)
+            v = tl.div_rn(m, average_weight)
         u = x - short * v
         w = tl.div_rn(tl.abs(u) - shrink, scale)  # `/` would round to the nearest but one
         w = tl.where(w > drop, w, 0.0)
@@ -57,6 +71,8 @@ def move(
         s = z.to(tl.float64) - x.to(tl.float64)
         vs += v.to(tl.float64) * s
         ss += s * s
+        if MOMENTUM:
+            noise += (g.to(tl.float64) - v.to(tl.float64)) * s
         broken += (v - v != 0.0).to(tl.int32)
         size += tl.abs(x).to(tl.float64) - tl.abs(z).to(tl.float64)
         count += (x != 0.0).to(tl.int32) - (z != 0.0).to(tl.int32)
@@ -66,24 +82,38 @@ def move(
     tl.store(partial + chunks + program, change)
     tl.store(partial + 2 * chunks + program, tl.sum(ss, axis=0))
     tl.store(partial + 3 * chunks + program, tl.sum(broken, axis=0).to(tl.float64))
+    if MOMENTUM:
+        tl.store(partial + 4 * chunks + program, tl.sum(noise, axis=0))
 
 
 @triton.jit
-def put_back_unless(
-    pointers, sizes, chunk_tensor, chunk_start, accepted, tensors, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+def copy_if(
+    pointers,
+    sizes,
+    chunk_tensor,
+    chunk_start,
+    flag,
+    tensors,
+    WANTED: tl.constexpr,  # 0 or 1
+    TARGET: tl.constexpr,  # rows of `pointers`
+    SOURCE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """x <- kept where the step is refused; an accepted step touches no memory."""
-    if tl.load(accepted) == 0:
+    """target <- source where the flag is as wanted; else no memory is touched."""
+    if tl.load(flag).to(tl.int32) == WANTED:
         program = tl.program_id(0)
         i = tl.load(chunk_tensor + program)
         start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
-        x_pointer = tl.multiple_of(tl.load(pointers + i).to(tl.pointer_type(tl.float32)), 16) + start
-        kept_pointer = tl.multiple_of(tl.load(pointers + 2 * tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+        target = tl.load(pointers + TARGET * tensors + i).to(tl.pointer_type(tl.float32))
+        source = tl.load(pointers + SOURCE * tensors + i).to(tl.pointer_type(tl.float32))
+        target = tl.multiple_of(target, 16) + start
+        source = tl.multiple_of(source, 16) + start
         left = tl.minimum(tl.load(sizes + i) - start, CHUNK).to(tl.int32)
         for first in range(0, left, BLOCK):
             entry = first + tl.arange(0, BLOCK)
             inside = entry < left
-            tl.store(x_pointer + entry, tl.load(kept_pointer + entry, mask=inside, other=0.0), mask=inside)
+            tl.store(target + entry, tl.load(source + entry, mask=inside, other=0.0), mask=inside)
 
 
 @triton.jit

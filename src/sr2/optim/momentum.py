@@ -1,4 +1,4 @@
-"""v_t: the direction, a bias-corrected average of the gradients (the gradient itself without momentum)."""
+"""v_t: the direction, a bias-corrected average of the gradients. On CUDA `fused.py` does the same in its kernel."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ def direction(gs: Sequence[Tensor], states: Sequence[State], momentum: float) ->
 
     Nothing is written, so that a step which is called off leaves no trace.
     """
-    if momentum == 0:
-        return list(gs), [{} for _ in gs]
     vs, news = [], []
     for g, state in zip(gs, states, strict=True):
         m = ema(state.get("momentum"), g, momentum)

@@ -12,12 +12,18 @@ from torch import Tensor
 from ..regularizers.base import Regularizer, exact_sum
 from .evaluation import capturing
 from .metrics import State
+from .momentum import direction
 from .proximal_step import wide
+
+NEEDS_A_STEP = "momentum and metrics need a step before a CUDA graph is captured"
 
 
 @dataclass
 class Proposal:
-    """One group's tensors during a step: x, g, v, the diagonal of the metric, and the states to come."""
+    """One group's tensors during a step: x, g, v, the diagonal of the metric, and the states to come.
+
+    v is g until `average` is called; a fused trial takes the average in its own kernel instead.
+    """
 
     group: dict[str, Any]
     regularizer: Regularizer
@@ -27,6 +33,13 @@ class Proposal:
     diagonal: list[Tensor] | None
     states: list[State]
     news: list[State]
+    momentum: float = 0.0
+
+    def average(self) -> None:
+        """v <- the average of the gradients, with the states that hold it."""
+        if self.momentum:
+            self.vs, averages = direction(self.gs, self.states, self.momentum)
+            self.news = [{**new, **average} for new, average in zip(self.news, averages, strict=True)]
 
     def noise(self, kept: Sequence[Tensor]) -> Tensor:
         """(g - v)'s for s = x - kept, summed in float64."""
@@ -50,6 +63,6 @@ class Proposal:
                     value = torch.full((), value, dtype=torch.float64, device=x.device)
                 if name not in state:
                     if capturing():
-                        raise RuntimeError("momentum and metrics need a step before a CUDA graph is captured")
+                        raise RuntimeError(NEEDS_A_STEP)
                     state[name] = torch.zeros_like(value)
                 state[name].copy_(torch.where(sound, value, state[name]))

@@ -78,6 +78,5 @@ class ProxGEN(ProximalOptimizer):
                 for x in proposal.xs:
                     x.mul_(1 - group["lr"] * group["weight_decay"])
             self._move(number, proposal, group["lr"])
-            self._commit(proposal)
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss

@@ -103,7 +103,6 @@ class ProxSGD(ProximalOptimizer):
             kept = self._move(number, proposal, 1.0)
             eps = _falling(group["lr"], t, group["lr_decay"])
             torch._foreach_copy_(xs, [_between(old, z, eps) for old, z in zip(kept, xs, strict=True)])
-            self._commit(proposal)
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss
 

@@ -294,11 +294,8 @@ class SR2(ProximalOptimizer):
 
         That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
         """
-        noise, kept = [], iter(trial.kept)
-        for p in trial.proposals:
-            noise.append(p.noise([next(kept) for _ in p.xs]))
-        total = torch.stack([n.to(noise[0].device) for n in noise]).sum()
-        return torch.where(total.isfinite(), total, 0.0)  # where it is not, s is not, and refuses the step itself
+        noise = trial.noise()
+        return torch.where(noise.isfinite(), noise, 0.0)  # where it is not, s is not, and refuses the step itself
 
     def _scalars(self, losses: Sequence[Tensor], parts: Parts) -> Tensor:
         """loss, f(x), f(x + s), v's, R(x) - R(x + s), |s|^2: one reduction point, so that processes agree."""
@@ -331,8 +328,7 @@ class SR2(ProximalOptimizer):
         search = self._own["search"]
         decision, figures = self._decide(scalars, eps)
         accepted, null = bool(decision.accepted), bool(decision.null)
-        for proposal in trial.proposals:
-            proposal.commit()
+        trial.commit()
         if not accepted:
             trial.put_back()
         search["accepted" if accepted else "null" if null else "refused"] += 1
@@ -352,8 +348,7 @@ class SR2(ProximalOptimizer):
             accepted, sound = self._decision_on_device(losses, parts, eps)
         trial.put_back_unless(accepted)
         evaluations.settle(sound)
-        for proposal in trial.proposals:
-            proposal.commit_on_device(sound)
+        trial.commit_on_device(sound)
 
     def _decision_on_device(self, losses: Sequence[Tensor], parts: Parts, eps: float) -> tuple[Tensor, Tensor]:
         """accepted, sound; sigma, counters and figures are written."""

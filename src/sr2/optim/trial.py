@@ -26,6 +26,8 @@ class Trial:
         self, proposals: Sequence[Proposal], kept: dict[Tensor, Tensor], *, flat: bool, compiled: bool = False
     ) -> None:
         self.proposals = proposals
+        for p in proposals:
+            p.average()
         self._flat, self._compiled = flat, compiled
         for x in (x for p in proposals for x in p.xs):
             if x not in kept or not _alike(kept[x], x):
@@ -46,10 +48,10 @@ class Trial:
             parts.append(part)
         return add_parts(parts)
 
-    @property
-    def kept(self) -> list[Tensor]:
-        """x as it was before `move`."""
-        return [x for kept in self._kept for x in kept]
+    def noise(self) -> Tensor:
+        """(g - v)'s, what momentum takes out of this batch."""
+        noise = [p.noise(kept) for p, kept in zip(self.proposals, self._kept, strict=True)]
+        return torch.stack([n.to(noise[0].device) for n in noise]).sum()
 
     def put_back(self) -> None:
         """x + s -> x, exactly, as far as it has moved."""
@@ -60,6 +62,16 @@ class Trial:
         for p, kept in zip(self.proposals, self._kept, strict=True):
             for x, old in zip(p.xs, kept, strict=True):
                 x.copy_(torch.where(accepted, x, old))
+
+    def commit(self) -> None:
+        """The new momentum and metric replace the old."""
+        for p in self.proposals:
+            p.commit()
+
+    def commit_on_device(self, sound: Tensor) -> None:
+        """`commit` where the 0-dim tensor is true, without looking at it."""
+        for p in self.proposals:
+            p.commit_on_device(sound)
 
     def starts_outside(self) -> bool:
         """Whether R(x) is infinite, x being the point that was left."""
