@@ -22,7 +22,8 @@ def test_one_recipe_for_each_published_cell() -> None:
 
 @pytest.mark.parametrize("name", recipes.cells())
 def test_every_recipe_has_the_papers_settings_and_can_be_run(name: str) -> None:
-    run = config.checked(recipes.recipe(name))
+    config.checked(recipes.recipe(name))
+    run = config.checked(recipes.papers_settings(name))
     penalized = "all" if run.optimizer == "proxsgd" else "weights"  # as their authors do
     assert (run.penalize, run.epochs, run.batch, run.metric) == (penalized, 300, 128, "none")
     if run.optimizer == "sr2":
@@ -31,6 +32,13 @@ def test_every_recipe_has_the_papers_settings_and_can_be_run(name: str) -> None:
         assert (run.lr, run.momentum) == (1e-3, 0)
     else:
         assert (run.optimizer, run.lr, run.lr_decay, run.rho) == ("proxsgd", 0.06, 0.5, "none")
+
+
+def test_what_the_papers_constants_cannot_do_has_its_own() -> None:
+    changed = {name for name in recipes.cells() if recipes.recipe(name) != recipes.papers_settings(name)}
+    assert changed == {"cifar10-densenet121-sr2-l0-1e-2"}
+    run = recipes.recipe("cifar10-densenet121-sr2-l0-1e-2")
+    assert (run.eta2, run.gamma3, run.sigma, run.gamma1) == (0.8, 0.9998, 41, 5.56)
 
 
 def test_the_names_are_those_a_user_types() -> None:

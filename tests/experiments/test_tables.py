@@ -120,27 +120,28 @@ def test_markdown_has_bold_and_as_many_cells_as_headings(grid: list[RunRecord]) 
     assert "--:" in lines[1]
 
 
-def test_the_summary_has_the_runs_of_cells_and_how_each_departs(grid: list[RunRecord], tmp_path: Path) -> None:
+def test_the_summary_has_the_longest_run_of_each_cell_and_how_it_departs(grid: list[RunRecord], tmp_path: Path) -> None:
     cell = recipe(NAME)
     done = make_run(tmp_path, dataclasses.replace(cell, device="cuda", compile=True))
-    half = make_run(tmp_path, dataclasses.replace(cell, penalize="all", gamma3=0.998, seed=1), stop=7)
-    none = make_run(tmp_path, dataclasses.replace(cell, penalize="all"), stop=1)
-    text = tables.summary([*grid, half, dataclasses.replace(none, metrics=[]), done])
+    shorter = make_run(tmp_path, dataclasses.replace(cell, momentum=0.9), stop=9)
+    other = recipe("cifar10-densenet121-sr2-l0-1e-2")
+    half = make_run(tmp_path, dataclasses.replace(other, penalize="all", seed=1), stop=7)
+    none = make_run(tmp_path, recipe("cifar10-resnet34-proxgen-l1-1e-4"), stop=1)
+    text = tables.summary([*grid, half, dataclasses.replace(none, metrics=[]), shorter, done])
     lines = [[field.strip() for field in line.split(" | ")] for line in text.strip(" |\n").splitlines()]
     head, _, *rows = lines
     assert {len(line) for line in lines} == {len(head)}
-    assert [row[0].strip("| ") for row in rows] == ["resnet34"] * 3
-    assert [row[1:4] for row in rows] == [["l1", "1e-4", "SR2"]] * 3
+    assert sorted(row[0].strip("| ") for row in rows) == ["densenet121", "resnet34", "resnet34"]
     assert sorted((row[4], row[-1].strip("| ")) for row in rows) == [
-        ("0 of 300", "penalize=all"),
+        ("0 of 300", "–"),
         ("300", "–"),
-        ("7 of 300", "penalize=all gamma3=0.998 seed=1"),
+        ("7 of 300", "penalize=all eta2=0.8 gamma3=0.9998 seed=1"),
     ]
     by_epochs = {row[4]: row for row in rows}
     assert done.result is not None
     assert by_epochs["300"][5] == f"93.94 / {done.result['accuracy']:.2f}"
-    assert by_epochs["7 of 300"][6] == f"56.18 / {half.metrics[-1]['zero_pct']:.2f}"
-    assert by_epochs["0 of 300"][5:9] == ["93.94 / –", "56.18 / –", "98.12 / –", "–"]
+    assert by_epochs["7 of 300"][6] == f"94.99 / {half.metrics[-1]['zero_pct']:.2f}"
+    assert by_epochs["0 of 300"][5:9] == ["85.98 / –", "1.02 / –", "72.94 / –", "–"]
 
 
 def test_latex_is_booktabs_with_everything_escaped(tmp_path: Path) -> None:

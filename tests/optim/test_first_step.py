@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from sr2 import L1, SR2, BatchGrowth, Box, L0Ball
+from sr2 import L0, L1, SR2, BatchGrowth, Box, L0Ball
 from sr2.optim.sigma0 import estimate_sigma0
 
 
@@ -157,3 +158,39 @@ def test_a_parameter_that_was_changed_between_steps_gets_a_buffer_of_its_own(cha
     optimizer.step(lambda: x.square().sum())
     assert optimizer.last_step.accepted
     torch.testing.assert_close(x.detach(), L1(1e-3).prox(before - 2 * before * step, step))
+
+
+class LargeTensors(TorchDispatchMode):
+    """Counts the new tensors of at least n entries."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.n, self.made, self.seen = n, 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        large = isinstance(out, torch.Tensor) and out.device.type != "meta" and out.numel() >= self.n
+        if large and out.data_ptr() not in self.seen:
+            self.seen.add(out.data_ptr())
+            self.made += 1
+        return out
+
+
+@pytest.mark.parametrize("regularizer", [L1(1e-3), L0(1e-3)], ids=str)
+def test_the_first_step_keeps_one_x_and_makes_nothing_else_as_large(regularizer):
+    n = 3_000_000  # several of the chunks in which the CPU works
+    x, g = nn.Parameter(torch.randn(n)), torch.randn(n)
+    optimizer = SR2([x], regularizer, sigma=10.0)
+
+    def closure():
+        x.grad = g
+        return torch.zeros(())
+
+    counter = LargeTensors(n)
+    counter.seen = {x.data_ptr(), g.data_ptr()}
+    with counter:
+        optimizer.step(closure)
+    assert counter.made == 1
+    with counter:
+        optimizer.step(closure)
+    assert counter.made == 1

@@ -211,7 +211,9 @@ def sigma(groups: Sequence[Group]) -> Chart:
         if not members:
             continue
         looks = [(g, RUN_COLORS[i % len(RUN_COLORS)], i // len(RUN_COLORS)) for i, g in enumerate(members)]
-        etas = sorted({(sign, _constant(g, name)) for g in members for sign, name in (("η₁", "eta1"), ("η₂", "eta2"))})
+        signs = {"η₁": "eta1", "η₂": "eta2"}
+        values = {sign: sorted({_constant(g, name) for g in members}) for sign, name in signs.items()}
+        etas = [(f"{s} = {short(eta)}" if len(v) > 1 else s, eta) for s, v in values.items() for eta in v]
         x_axis, panels = _epochs(g.records[0] for g in members), []
         for title, pick, log in quantities:
             series = [s for look in looks for s in _run_and_refusals(*look, pick)]
@@ -219,7 +221,8 @@ def sigma(groups: Sequence[Group]) -> Chart:
         legend = [Key(g.label, color, style, "line") for g, color, style in looks]
         if any(s.kind == "point" for panel in panels for s in panel.series):
             legend.append(Key("epoch with a refused step", "", _REFUSED, "point"))
-        legend.append(Key(", ".join(f"{sign} = {short(eta)}" for sign, eta in etas), "", 0, "front"))
+        words = (f"{sign} = {', '.join(map(short, etas))}" for sign, etas in values.items())
+        legend.append(Key(", ".join(words), "", 0, "front"))
         plates.append(replace(_plate("sigma", f"{data} {model}", panels, legend), stacked=True))
     caption = (
         "One run a line, the first seed of each. σ is the inverse step size, after each epoch. A step that gains less "

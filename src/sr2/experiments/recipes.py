@@ -14,15 +14,20 @@ from dataclasses import replace
 from .config import RunConfig
 from .paper import EPOCHS, Cell, cell, cells
 
-__all__ = ["Cell", "cells", "recipe"]
+__all__ = ["Cell", "cells", "papers_settings", "recipe"]
 
 SIGMA0 = 41.0
 """sigma_0, which the paper's text leaves open.
 
 ResNet-34: the authors' code takes 41. The DenseNets: the same. Their code starts from the top Hessian eigenvalue of one
 batch there, which depends on the batch and comes out of a power iteration that may end at a negative number; 41 is the
-one constant they name, and DenseNet-121 trains from it under l1 (under l0 1e-2 it collapses from every sigma_0 that was
-tried: docs/reproduction.md).
+one constant they name, and DenseNet-121 trains from it.
+"""
+
+OWN_CONSTANTS = {"cifar10-densenet121-sr2-l0-1e-2": {"eta2": 0.8, "gamma3": 0.9998}}
+"""Where the paper's constants fail: here they set the whole network to zero within 30 steps, from every sigma_0 tried.
+
+sigma must fall slowly for R to take weights no faster than f can make up for them (docs/reproduction.md).
 """
 
 
@@ -31,6 +36,15 @@ def recipe(name: str) -> RunConfig:
 
     >>> recipe("cifar10-resnet34-sr2-l1-1e-4").sigma
     41.0
+    """
+    return RunConfig.from_dict(papers_settings(name).to_dict() | OWN_CONSTANTS.get(name, {}))
+
+
+def papers_settings(name: str) -> RunConfig:
+    """The same without `OWN_CONSTANTS`: what a run is said to depart from.
+
+    >>> papers_settings("cifar10-densenet121-sr2-l0-1e-2").gamma3
+    0.8
     """
     found = cell(name)
     common = RunConfig(

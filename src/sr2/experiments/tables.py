@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .groups import Group, group, optimizer_name, order, penalty, settings_text, short
 from .paper import EPOCHS, Cell, cells
-from .recipes import recipe
+from .recipes import papers_settings, recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -171,8 +171,8 @@ def _telling(group: Group) -> list[str]:
 
 
 def _departures(config: RunConfig, cell: Cell) -> dict[str, Any]:
-    """The settings of a run that are not those of its cell's recipe."""
-    theirs = vars(recipe(cell.name))
+    """The settings of a run that are not those that the paper names for its cell."""
+    theirs = vars(papers_settings(cell.name))
     return {name: v for name, v in vars(config).items() if name not in _NO_DEPARTURE and v != theirs[name]}
 
 
@@ -298,22 +298,27 @@ def markdown(tables: Iterable[Table]) -> str:
 
 
 def summary(records: Iterable[RunRecord]) -> str:
-    """The paper's cells that were run, beside our runs: one Markdown table for a README, a row for each run."""
+    """The paper's cells that were run, beside our longest run of each: one Markdown table for a README."""
     pairs = [f"{heading}, paper / ours" for heading in MEASURES.values()]
-    names = ["network", "R", "λ", "optimizer", "epochs", *pairs, "seconds", "departs from the recipe by"]
+    names = ["network", "R", "λ", "optimizer", "epochs", *pairs, "seconds", "departs from the paper by"]
     out = [_line(names), _line(["--:" if name in (*pairs, "seconds") else ":--" for name in names], str)]
+    longest: dict[Cell, tuple[dict[str, Any], RunRecord]] = {}
     for found in group(records):
         if (cell := found.cell) is None:
             continue
         for record in found.records:
             ours = _measured(record)
-            epochs = ours.get("epochs", 0)
-            departs = _departures(record.config, cell)
-            departs.pop("epochs", None)  # they have a column
-            line = [cell.model, cell.regularizer, short(cell.lam), optimizer_name(cell.optimizer)]
-            line.append(f"{epochs} of {EPOCHS}" if epochs != EPOCHS else f"{EPOCHS}")
-            line += [f"{getattr(cell, key):.2f} / {_decimals(ours.get(key), 2)}" for key in MEASURES]
-            out.append(_line([*line, _decimals(ours.get("seconds"), 0), settings_text(departs) or "–"]))
+            if cell not in longest or ours.get("epochs", 0) > longest[cell][0].get("epochs", 0):
+                longest[cell] = ours, record
+    for cell in (cell for cell in cells().values() if cell in longest):
+        ours, record = longest[cell]
+        epochs = ours.get("epochs", 0)
+        departs = _departures(record.config, cell)
+        departs.pop("epochs", None)  # they have a column
+        line = [cell.model, cell.regularizer, short(cell.lam), optimizer_name(cell.optimizer)]
+        line.append(f"{epochs} of {EPOCHS}" if epochs != EPOCHS else f"{EPOCHS}")
+        line += [f"{getattr(cell, key):.2f} / {_decimals(ours.get(key), 2)}" for key in MEASURES]
+        out.append(_line([*line, _decimals(ours.get("seconds"), 0), settings_text(departs) or "–"]))
     return "\n".join(out) + "\n"
 
 

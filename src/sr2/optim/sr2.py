@@ -239,9 +239,9 @@ class SR2(ProximalOptimizer):
                 "y)); torch's GradScaler cannot pass one, so use bfloat16 autocast, which needs no scaler"
             )
         while True:
-            with self._first_step_or_nothing():
+            with self._first_step_or_nothing() as left:
                 if not self._own["search"]["entered"]:
-                    self._enter_domain()
+                    self._enter_domain(left)
                 if not self._own["search"]["sigma_known"]:
                     self.estimate_sigma(closure)
                 loss = self._attempt(closure, objective)
@@ -409,18 +409,18 @@ class SR2(ProximalOptimizer):
     # ---- the first step
 
     @contextmanager
-    def _first_step_or_nothing(self) -> Iterator[None]:
-        """Where a first step fails, x_0 is not left at its prox nor sigma_0 estimated on a broken batch."""
+    def _first_step_or_nothing(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Where a first step fails, x_0 is not left at its prox nor sigma_0 estimated on a broken batch.
+
+        Gives the list for `_enter_domain` to put what it moves and where it was.
+        """
         search = self._own["search"]
-        if search["entered"] and search["sigma_known"]:
-            yield
-            return
-        xs = [] if search["entered"] else self._parameters()
-        kept, flags = [x.clone() for x in xs], (search["entered"], search["sigma_known"])
+        flags = search["entered"], search["sigma_known"]
+        left: list[tuple[Tensor, Tensor]] = []
         try:
-            yield
+            yield left
         except BaseException:
-            for x, old in zip(xs, kept, strict=True):
+            for x, old in left:
                 x.copy_(old)
             search["entered"], search["sigma_known"] = flags
             if not flags[1]:
@@ -435,7 +435,7 @@ class SR2(ProximalOptimizer):
         """
         if not self._own["search"]["entered"]:
             with torch.no_grad():
-                self._enter_domain()
+                self._enter_domain([])
         parameters = self._parameters()
         alone = self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
         with alone:
@@ -450,7 +450,7 @@ class SR2(ProximalOptimizer):
         search["sigma"] = torch.full_like(search["sigma"], sigma) if self.capturable else sigma
         search["sigma_known"] = True
 
-    def _enter_domain(self) -> None:
+    def _enter_domain(self, left: list[tuple[Tensor, Tensor]]) -> None:
         """Algorithm 1 starts where R is finite: a group that does not is moved to its prox, once."""
         for number, group in enumerate(self.param_groups):
             regularizer, xs = group["regularizer"], [p for p in group["params"] if p.requires_grad]
@@ -458,9 +458,9 @@ class SR2(ProximalOptimizer):
                 continue  # finite everywhere
             if not bool(regularizer.value(xs).isposinf()):
                 continue
-            for x, z in zip(
-                xs, regularizer.prox(xs, 1.0 / self.sigma if self._own["search"]["sigma_known"] else 1.0), strict=True
-            ):
+            left += [(x, x.clone()) for x in xs]
+            step = 1.0 / self.sigma if self._own["search"]["sigma_known"] else 1.0
+            for x, z in zip(xs, regularizer.prox(xs, step), strict=True):
                 x.copy_(z)
             if not bool(regularizer.value(xs).isfinite()):
                 raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
