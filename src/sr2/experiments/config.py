@@ -53,8 +53,8 @@ class Settings:
     """SR2: the factor that raises sigma after a refusal."""
     gamma2: float | None = None
     """SR2: the factor after a trial that is not finite."""
-    gamma3: float | None = None
-    """SR2: the factor that lowers sigma."""
+    gamma3: float | Literal["auto"] | None = None
+    """SR2: the factor that lowers sigma, or auto, the nearer to 1 the larger R is at the start."""
     sigma_min: float | None = None
     """SR2: the least sigma."""
     momentum: float | None = None

@@ -11,6 +11,24 @@ from torch import Tensor
 
 from ..regularizers.base import check_number
 
+GAMMA3 = 0.8
+"""The paper's, and the fastest that "auto" chooses."""
+GAIN = 5.0
+"""What R may gain, about, by one fall of sigma at x_0."""
+
+
+def gamma3_for(R: float) -> float:
+    r"""gamma_3 = 1 - min(0.2, 2 GAIN / R(x_0)): the larger R, the slower sigma falls.
+
+    Under l0 a fall of sigma raises the threshold by a share (1 - gamma_3) / 2 and takes about that share of R. Where
+    that is more than the loss can outweigh, rho is 1 whatever becomes of the loss, each fall causes the next, and
+    nothing is left of the network.
+
+    >>> gamma3_for(24.0), gamma3_for(4e4)
+    (0.8, 0.99975)
+    """
+    return 1 - min(1 - GAMMA3, 2 * GAIN / R) if 0 < R < math.inf else GAMMA3
+
 
 class Decision(NamedTuple):
     """The fate of a step, as 0-dim tensors."""

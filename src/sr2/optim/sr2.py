@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -27,7 +28,7 @@ from .fused import FusedDecision, FusedTrial
 from .metrics import Metric
 from .proposal import Proposal
 from .proximal_step import Parts
-from .search import Decision, Search
+from .search import GAMMA3, Decision, Search, gamma3_for
 from .sigma0 import estimate_sigma0
 from .trial import Trial
 
@@ -64,7 +65,7 @@ class SR2(ProximalOptimizer):
             batch.
         eta1, eta2: 0 < eta1 <= eta2 < 1, the ratios that accept a step and that lower sigma.
         gamma1, gamma2: 1 < gamma1 <= gamma2, the factors that raise sigma; gamma2=None means gamma1.
-        gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
+        gamma3: 0 < gamma3 <= 1, the factor that lowers sigma; "auto" takes it from R(x_0), the nearer to 1 the larger.
         sigma_min: the least sigma.
         momentum: beta of v_t, a bias-corrected average of gradients; rho then leaves out (g - v)'s, the batch's noise
             (not where `objective` is given).
@@ -90,7 +91,7 @@ class SR2(ProximalOptimizer):
         eta2: float = 0.99,
         gamma1: float = 5.56,
         gamma2: float | None = None,
-        gamma3: float = 0.8,
+        gamma3: float | str = GAMMA3,
         sigma_min: float = 1e-6,
         momentum: float = 0.0,
         metric: Metric | str | None = None,
@@ -101,9 +102,11 @@ class SR2(ProximalOptimizer):
         epsilon: float | None = None,
         batch_growth: BatchGrowth | None = None,
     ) -> None:
-        self.search = Search(eta1, eta2, gamma1, gamma1 if gamma2 is None else gamma2, gamma3, sigma_min)
-        if isinstance(sigma, str) and sigma != "auto":
-            raise ValueError(f"SR2: sigma must be a number or 'auto', and is {sigma!r}")
+        for name, value in (("sigma", sigma), ("gamma3", gamma3)):
+            if isinstance(value, str) and value != "auto":
+                raise ValueError(f"SR2: {name} must be a number or 'auto', and is {value!r}")
+        slowest = GAMMA3 if isinstance(gamma3, str) else gamma3
+        self.search = Search(eta1, eta2, gamma1, gamma1 if gamma2 is None else gamma2, slowest, sigma_min)
         if not isinstance(sigma, str):
             check_number("SR2", "sigma", sigma, sigma_min)
         check_number("SR2", "momentum", momentum, 0, 1)
@@ -115,6 +118,7 @@ class SR2(ProximalOptimizer):
             )
         if batch_growth is not None and (capturable or momentum):
             raise ValueError("batch_growth changes the batch and judges plain gradients: no capturable, no momentum")
+        self.auto_gamma3 = isinstance(gamma3, str)
         self.momentum = momentum
         self.compile = compile
         self.epsilon = epsilon
@@ -126,6 +130,7 @@ class SR2(ProximalOptimizer):
         self._own["search"] = {
             "sigma": float(sigma) if known else math.nan,
             "sigma_known": known,
+            "gamma3": None,  # what "auto" chose
             "entered": False,
             "batch": None if batch_growth is None else batch_growth.batch,
             "steps_squared": stationarity.start(),
@@ -139,6 +144,7 @@ class SR2(ProximalOptimizer):
 
     _carried = ProximalOptimizer._carried | {
         "search",
+        "auto_gamma3",
         "momentum",
         "compile",
         "epsilon",
@@ -159,6 +165,8 @@ class SR2(ProximalOptimizer):
             value = kind(search.get(name, 0))
             search[name] = torch.tensor(value, dtype=dtype, device=device) if self.capturable else value
         search["steps_squared"] = search["steps_squared"].to(device if self.capturable else "cpu")
+        if self.auto_gamma3 and search["gamma3"] is not None:
+            self.search = replace(self.search, gamma3=search["gamma3"])
         if self.capturable:
             self._last = torch.full((9,), math.nan, dtype=torch.float64, device=device)
 
@@ -210,7 +218,8 @@ class SR2(ProximalOptimizer):
         s = self.search
         sigma = f"{self.sigma:g}" if self._own["search"]["sigma_known"] else "auto"
         words = f"sigma={sigma}, eta1={s.eta1:g}, eta2={s.eta2:g}, gamma1={s.gamma1:g}, gamma2={s.gamma2:g}, "
-        words += f"gamma3={s.gamma3:g}, sigma_min={s.sigma_min:g}"
+        unknown = self.auto_gamma3 and self._own["search"]["gamma3"] is None
+        words += f"gamma3={'auto' if unknown else f'{s.gamma3:g}'}, sigma_min={s.sigma_min:g}"
         words += f", momentum={self.momentum:g}" if self.momentum else ""
         words += f", epsilon={self.epsilon:g}" if self.epsilon is not None else ""
         words += f", batch_growth={self.batch_growth!r}" if self.batch_growth else ""
@@ -242,6 +251,8 @@ class SR2(ProximalOptimizer):
             with self._first_step_or_nothing() as left:
                 if not self._own["search"]["entered"]:
                     self._enter_domain(left)
+                if self.auto_gamma3 and self._own["search"]["gamma3"] is None:
+                    self._choose_gamma3()
                 if not self._own["search"]["sigma_known"]:
                     self.estimate_sigma(closure)
                 loss = self._attempt(closure, objective)
@@ -415,15 +426,15 @@ class SR2(ProximalOptimizer):
         Gives the list for `_enter_domain` to put what it moves and where it was.
         """
         search = self._own["search"]
-        flags = search["entered"], search["sigma_known"]
+        before = {name: search[name] for name in ("entered", "sigma_known", "gamma3")}
         left: list[tuple[Tensor, Tensor]] = []
         try:
             yield left
         except BaseException:
             for x, old in left:
                 x.copy_(old)
-            search["entered"], search["sigma_known"] = flags
-            if not flags[1]:
+            search.update(before)
+            if not before["sigma_known"]:
                 search["sigma"] = torch.full_like(search["sigma"], math.nan) if self.capturable else math.nan
             raise
 
@@ -450,10 +461,17 @@ class SR2(ProximalOptimizer):
         search["sigma"] = torch.full_like(search["sigma"], sigma) if self.capturable else sigma
         search["sigma_known"] = True
 
+    def _choose_gamma3(self) -> None:
+        values = [r.value(xs) for r, xs in self._penalized() if r is not None and xs]
+        self._own["search"]["gamma3"] = gamma3_for(float(sum(values)))
+        self.search = replace(self.search, gamma3=self._own["search"]["gamma3"])
+
+    def _penalized(self) -> list[tuple[Regularizer | None, list[Tensor]]]:
+        return [(g["regularizer"], [p for p in g["params"] if p.requires_grad]) for g in self.param_groups]
+
     def _enter_domain(self, left: list[tuple[Tensor, Tensor]]) -> None:
         """Algorithm 1 starts where R is finite: a group that does not is moved to its prox, once."""
-        for number, group in enumerate(self.param_groups):
-            regularizer, xs = group["regularizer"], [p for p in group["params"] if p.requires_grad]
+        for number, (regularizer, xs) in enumerate(self._penalized()):
             if regularizer is None or not xs or regularizer.coefficients is not None:
                 continue  # finite everywhere
             if not bool(regularizer.value(xs).isposinf()):
