@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sr2.experiments import charts, figures
+from sr2.experiments import axes, charts, figures
 from sr2.experiments.config import RunConfig
 from sr2.experiments.groups import group
 from sr2.experiments.store import RunRecord
@@ -154,3 +154,10 @@ def test_files_are_svg_and_png_and_the_same_each_time(grid: list[RunRecord]) -> 
     assert b"dc:date" not in first["svg"]
     width, height = struct.unpack(">II", first["png"][16:24])
     assert min(width, height) > 300
+
+
+def test_marks_that_would_overlap_share_a_tick_and_none_is_lost() -> None:
+    axis = axes.marked([0.2, 0.6], [(0.95, "b"), (7.5e-4, "a"), (0.99, "c")])
+    assert [(at, text) for at, text in axis.ticks if text in "a b, c"] == [(7.5e-4, "a"), (0.99, "b, c")]
+    gaps = [y - x for (x, _), (y, _) in zip(axis.ticks, axis.ticks[1:], strict=False)]
+    assert min(gaps) > 0.08 * (axis.ends[1] - axis.ends[0])

@@ -140,6 +140,26 @@ def test_a_second_process_is_kept_out(store: RunStore) -> None:
         pass  # the lock went with the block
 
 
+def test_rows_without_their_checkpoint_are_not_trained_over(store: RunStore) -> None:
+    store.write_metrics([{"epoch": 1, **ROW}])
+    with store.locked():
+        pass  # a process that was killed here before its first checkpoint starts anew
+    (store.path / ".lock").unlink()  # brought from elsewhere
+    with pytest.raises(UserError, match="has 1 epochs of a run and no checkpoint to go on from"), store.locked():
+        pass
+    assert not (store.path / ".lock").exists()
+    store.save_checkpoint(state(1))
+    with store.locked():
+        pass
+
+
+def test_a_run_that_fails_before_it_begins_leaves_no_folder(tmp_path: Path) -> None:
+    made = RunStore(tmp_path / "runs" / "one", RunConfig())
+    with pytest.raises(UserError), made.locked():
+        raise UserError("no data")
+    assert not made.path.exists()
+
+
 def test_metrics_are_lines_of_json(store: RunStore) -> None:
     store.write_metrics([{**ROW, "epoch": 1, "R": None}, {**ROW, "epoch": 2, "R": 0.5}])
     record = read_run(store.path)

@@ -59,7 +59,7 @@ def test_the_papers_number_stands_beside_a_short_run_that_says_so(tmp_path: Path
     run = make_run(tmp_path, dataclasses.replace(recipe(NAME), epochs=60, sigma=2.0))
     row = next(row for row in rows_of([run]) if row.status == "run")
     assert [value and value.mean for value in row.published] == [93.94, 56.18, 98.12]
-    assert (row.runs, row.note) == ("1 × 60/300", "sigma=2")
+    assert (row.runs, row.note) == ("1 × 60", "epochs=60 sigma=2")
 
 
 def test_cells_of_the_same_table_that_were_not_run_say_so(tmp_path: Path) -> None:
@@ -127,7 +127,9 @@ def test_the_summary_has_the_longest_run_of_each_cell_and_how_it_departs(grid: l
     other = recipe("cifar10-densenet121-sr2-l0-1e-2")
     half = make_run(tmp_path, dataclasses.replace(other, penalize="all", seed=1), stop=7)
     none = make_run(tmp_path, recipe("cifar10-resnet34-proxgen-l1-1e-4"), stop=1)
-    text = tables.summary([*grid, half, dataclasses.replace(none, metrics=[]), shorter, done])
+    as_long = [make_run(tmp_path, dataclasses.replace(cell, **other)) for other in ({"eta2": 0.9}, {"seed": 1})]
+    runs = [*grid, half, dataclasses.replace(none, metrics=[]), shorter, as_long[0], done, as_long[1]]
+    text = tables.summary(runs)
     lines = [[field.strip() for field in line.split(" | ")] for line in text.strip(" |\n").splitlines()]
     head, _, *rows = lines
     assert {len(line) for line in lines} == {len(head)}

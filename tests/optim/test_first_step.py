@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from sr2 import L0, L1, SR2, BatchGrowth, Box, L0Ball
@@ -24,6 +25,36 @@ def test_a_broken_first_batch_estimates_nothing():
     expected = SR2(model, L1(1e-3))
     expected.estimate_sigma(lambda: model(good).square().mean())
     assert optimizer.search.gamma3 * 0.99 < optimizer.sigma / expected.sigma < 1.01
+
+
+@pytest.mark.filterwarnings("ignore:R\\(x_0\\)")
+def test_a_capturable_broken_first_batch_estimates_nothing_and_leaves_x_outside():
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(model.weight, 5.0)
+    optimizer = SR2(model, Box(-1.0, 1.0), capturable=True)
+    optimizer.step(lambda: model(torch.full((2, 3), math.nan)).sum())
+    assert optimizer.counts["broken"] == 1
+    assert math.isnan(optimizer.sigma)
+    assert bool((model.weight == 5.0).all())
+    optimizer.step(lambda: model(torch.ones(2, 3)).square().sum())
+    assert optimizer.counts["broken"] == 1
+    assert optimizer.sigma > 0
+    assert bool((model.weight.abs() <= 1.0).all())
+
+
+@pytest.mark.filterwarnings("ignore:R\\(x_0\\)")
+def test_an_estimate_that_fails_leaves_x_outside():
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(model.weight, 5.0)
+    optimizer = SR2(model, Box(-1.0, 1.0))
+
+    def closure():
+        raise KeyError("no batch")
+
+    with pytest.raises(KeyError, match="no batch"):
+        optimizer.estimate_sigma(closure)
+    assert bool((model.weight == 5.0).all())
+    assert "sigma=auto" in repr(optimizer)
 
 
 def test_a_broken_first_batch_leaves_x_outside():
@@ -169,10 +200,11 @@ class LargeTensors(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        large = isinstance(out, torch.Tensor) and out.device.type != "meta" and out.numel() >= self.n
-        if large and out.data_ptr() not in self.seen:
-            self.seen.add(out.data_ptr())
-            self.made += 1
+        for made in tree_leaves(out):  # the foreach operations return lists
+            large = isinstance(made, torch.Tensor) and made.device.type != "meta" and made.numel() >= self.n
+            if large and made.data_ptr() not in self.seen:
+                self.seen.add(made.data_ptr())
+                self.made += 1
         return out
 
 

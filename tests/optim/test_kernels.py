@@ -186,3 +186,25 @@ def test_a_step_that_overflows_is_refused_and_a_gradient_that_is_not_finite_is_b
 
     assert outcome(True) == outcome(False)
     assert outcome(True)[0]["refused" if slope == 1e38 else "broken"] == 1
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_state_that_was_loaded_is_nobody_elses(capturable, monkeypatch):
+    monkeypatch.setattr(FusedTrial, "fits", staticmethod(lambda proposals: True))
+    x, y = torch.randn(16, 6), torch.randn(16, 2)
+
+    def make():
+        torch.manual_seed(0)
+        model = nn.Linear(6, 2)
+        return model, SR2(model, L1(1e-3), sigma=5.0, momentum=0.9, capturable=capturable)
+
+    def steps(model, optimizer):
+        for _ in range(3):
+            optimizer.step(lambda: F.mse_loss(model(x), y))
+
+    (model, one), (_, two) = make(), make()
+    steps(model, one)
+    two.load_state_dict(one.state_dict())
+    before = [two.state[p]["momentum"].clone() for p in two._parameters()]
+    steps(model, one)
+    assert all(torch.equal(a, two.state[p]["momentum"]) for a, p in zip(before, two._parameters(), strict=True))

@@ -37,10 +37,13 @@ def linear(label: str, values: Iterable[float], *, whole: bool = False, percent:
 def marked(values: Iterable[float], marks: Sequence[tuple[float, str]]) -> Axis:
     """A linear axis around values and marks; marks are ticks with texts of their own, and other ticks keep away."""
     axis = linear("", [*values, *(at for at, _ in marks)])
+    near = 0.09 * (axis.ends[1] - axis.ends[0])
     ticks: list[tuple[float, str]] = []
-    for tick in (*marks, *axis.ticks):
-        if all(abs(tick[0] - other) >= 0.09 * (axis.ends[1] - axis.ends[0]) for other, _ in ticks):
-            ticks.append(tick)
+    for at, text in sorted(marks):  # marks that would overlap share a tick, at the last of them
+        if ticks and at - ticks[-1][0] < near:
+            text = f"{ticks.pop()[1]}, {text}"
+        ticks.append((at, text))
+    ticks += [tick for tick in axis.ticks if all(abs(tick[0] - at) >= near for at, _ in ticks)]
     return replace(axis, ticks=tuple(sorted(ticks)))
 
 

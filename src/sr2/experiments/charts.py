@@ -213,7 +213,7 @@ def sigma(groups: Sequence[Group]) -> Chart:
         looks = [(g, RUN_COLORS[i % len(RUN_COLORS)], i // len(RUN_COLORS)) for i, g in enumerate(members)]
         signs = {"η₁": "eta1", "η₂": "eta2"}
         values = {sign: sorted({_constant(g, name) for g in members}) for sign, name in signs.items()}
-        etas = [(f"{s} = {short(eta)}" if len(v) > 1 else s, eta) for s, v in values.items() for eta in v]
+        etas = [(f"{s} {short(eta)}" if len(v) > 1 else s, eta) for s, v in values.items() for eta in v]
         x_axis, panels = _epochs(g.records[0] for g in members), []
         for title, pick, log in quantities:
             series = [s for look in looks for s in _run_and_refusals(*look, pick)]

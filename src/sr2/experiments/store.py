@@ -107,6 +107,7 @@ class RunStore:
         """Hold the run; make its folder, and sweep up what a killed process was writing."""
         import fcntl
 
+        self._check_own()
         with named_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             file = open(self.path / ".lock", "a")  # noqa: SIM115 - the lock lives as long as the file is open
@@ -117,7 +118,22 @@ class RunStore:
                 raise UserError(f"{self.path} is being trained by another process: wait for it, or end it") from error
             for left in self.path.glob(".*.*"):
                 left.unlink(missing_ok=True)
-            yield
+            try:
+                yield
+            finally:
+                if [file.name for file in self.path.iterdir()] == [".lock"]:  # it failed before it began
+                    (self.path / ".lock").unlink()
+                    self.path.rmdir()
+
+    def _check_own(self) -> None:
+        """Rows that were brought here without their checkpoint are not to be trained over."""
+        epochs = len(_read_lines(self.path / "metrics.jsonl"))
+        ours = (".lock", CHECKPOINT, PREVIOUS, "result.json")
+        if epochs and not any((self.path / name).exists() for name in ours):
+            raise UserError(
+                f"{self.path} has {epochs} epochs of a run and no checkpoint to go on from: "
+                "train into another folder (--runs), or remove it to start anew"
+            )
 
     # ---- the course of a run
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .groups import Group, group, optimizer_name, order, penalty, settings_text, short
-from .paper import EPOCHS, Cell, cells
+from .paper import Cell, cells
 from .recipes import papers_settings, recipe
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MEASURES = {"accuracy": "accuracy %", "zero_pct": "w = 0 %", "small_pct": "|w| �
 """What a table reports: the keys of `result.json` and of a cell, with their headings."""
 
 _LAST = {"accuracy": "test_accuracy", "zero_pct": "zero_pct", "small_pct": "small_pct"}
-_UNTOLD = {"seed", "epochs"}  # they have a column
+_UNTOLD = {"seed"}  # it has a column
 _NO_DEPARTURE = {"device", "compile"}  # they change no mathematics
 
 
@@ -79,8 +79,7 @@ class Row:
         """How many and how many epochs, such as "3 × 60/300"."""
         if self.status == "not run":
             return self.status
-        total = EPOCHS if self.published[0] is not None else self.config.epochs
-        length = f"{self.epochs}/{total}" if self.epochs != total else f"{total}"
+        length = f"{self.epochs}/{self.config.epochs}" if self.status == "unfinished" else f"{self.epochs}"
         return f"{self.seeds} × {length}"
 
 
@@ -302,21 +301,19 @@ def summary(records: Iterable[RunRecord]) -> str:
     pairs = [f"{heading}, paper / ours" for heading in MEASURES.values()]
     names = ["network", "R", "λ", "optimizer", "epochs", *pairs, "seconds", "departs from the paper by"]
     out = [_line(names), _line(["--:" if name in (*pairs, "seconds") else ":--" for name in names], str)]
-    longest: dict[Cell, tuple[dict[str, Any], RunRecord]] = {}
+    longest: dict[Cell, tuple[tuple[int, ...], RunRecord]] = {}
     for found in group(records):
         if (cell := found.cell) is None:
             continue
         for record in found.records:
-            ours = _measured(record)
-            if cell not in longest or ours.get("epochs", 0) > longest[cell][0].get("epochs", 0):
-                longest[cell] = ours, record
+            rank = len(record.metrics), record.result is not None, -len(_departures(record.config, cell))
+            if cell not in longest or rank > longest[cell][0]:
+                longest[cell] = rank, record
     for cell in (cell for cell in cells().values() if cell in longest):
-        ours, record = longest[cell]
-        epochs = ours.get("epochs", 0)
-        departs = _departures(record.config, cell)
-        departs.pop("epochs", None)  # they have a column
-        line = [cell.model, cell.regularizer, short(cell.lam), optimizer_name(cell.optimizer)]
-        line.append(f"{epochs} of {EPOCHS}" if epochs != EPOCHS else f"{EPOCHS}")
+        _, record = longest[cell]
+        ours, departs = _measured(record), _departures(record.config, cell)
+        epochs = f"{ours.get('epochs', 0)}" + (f" of {record.config.epochs}" if record.result is None else "")
+        line = [cell.model, cell.regularizer, short(cell.lam), optimizer_name(cell.optimizer), epochs]
         line += [f"{getattr(cell, key):.2f} / {_decimals(ours.get(key), 2)}" for key in MEASURES]
         out.append(_line([*line, _decimals(ours.get("seconds"), 0), settings_text(departs) or "–"]))
     return "\n".join(out) + "\n"

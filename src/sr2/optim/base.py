@@ -229,9 +229,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
             self._own[name] = {**value, **copy.deepcopy(self._own.get(name, {}))}
         for group, regularizer in zip(self.param_groups, mine, strict=True):
             group["regularizer"] = regularizer
-        if self.capturable:  # it writes its state in place, so it must be nobody else's
-            for p in self._parameters():
-                self.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.state[p].items()}
+        for p in self._parameters():  # a state that is written in place must be nobody else's
+            self.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.state[p].items()}
         self._place()
 
     def __getstate__(self) -> dict[str, Any]:

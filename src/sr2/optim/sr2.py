@@ -254,7 +254,7 @@ class SR2(ProximalOptimizer):
                 if self.auto_gamma3 and self._own["search"]["gamma3"] is None:
                     self._choose_gamma3()
                 if not self._own["search"]["sigma_known"]:
-                    self.estimate_sigma(closure)
+                    self._estimate_sigma(closure)
                 loss = self._attempt(closure, objective)
             if loss is not None:
                 return loss
@@ -428,15 +428,20 @@ class SR2(ProximalOptimizer):
         search = self._own["search"]
         before = {name: search[name] for name in ("entered", "sigma_known", "gamma3")}
         left: list[tuple[Tensor, Tensor]] = []
+        estimates, sound = not before["sigma_known"], False
+        broken = torch.as_tensor(search["broken"]).clone() if not before["entered"] or estimates else None
         try:
             yield left
-        except BaseException:
-            for x, old in left:
-                x.copy_(old)
-            search.update(before)
-            if not before["sigma_known"]:
-                search["sigma"] = torch.full_like(search["sigma"], math.nan) if self.capturable else math.nan
-            raise
+            # A capturable step counts what another one raises; the host waits for it only where something was moved.
+            sound = broken is None or not (left or estimates) or bool(search["broken"] == broken)
+        finally:
+            if not sound:
+                with torch.no_grad():
+                    for x, old in left:
+                        x.copy_(old)
+                search.update(before)
+                if not before["sigma_known"]:
+                    search["sigma"] = torch.full_like(search["sigma"], math.nan) if self.capturable else math.nan
 
     def estimate_sigma(self, closure: Closure) -> None:
         """Set sigma_0 now, from the curvature of this closure's loss at x; the same on all processes.
@@ -444,9 +449,13 @@ class SR2(ProximalOptimizer):
         The first step does it unless it was done. Call it yourself to estimate on another closure: on a larger batch,
         or on the network before it was compiled, since a compiled one cannot be differentiated twice.
         """
-        if not self._own["search"]["entered"]:
-            with torch.no_grad():
-                self._enter_domain([])
+        with self._first_step_or_nothing() as left:
+            if not self._own["search"]["entered"]:
+                with torch.no_grad():
+                    self._enter_domain(left)
+            self._estimate_sigma(closure)
+
+    def _estimate_sigma(self, closure: Closure) -> None:
         parameters = self._parameters()
         alone = self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
         with alone:
