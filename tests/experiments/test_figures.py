@@ -100,17 +100,17 @@ def test_one_refusal_in_hundreds_has_a_mark_and_many_have_none(tmp_path: Path) -
         (mark,) = [series for series in panel.series if series.kind == "point"]
         assert (mark.x, mark.notes) == ((42,), ("epoch 42: 1 of 390 refused",))
     legend = charts.sigma(group([run])).plates[0].legend
-    assert [key.label for key in legend] == ["SR2 l1 1e-3", "epoch with a refused step", "η₁ = 7.5e-4, η₂ = 0.99"]
+    assert [key.label for key in legend] == ["SR2 l1 1e-3", "epoch with a refused step", "η₁ = 7.5e-4, η₂ = 0.9"]
     for row in run.metrics:
         row["refused"] = 1
     assert not any(series.kind == "point" for panel in sigma_panels(run).values() for series in panel.series)
 
 
 def test_rho_stands_between_the_thresholds_of_its_runs(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunConfig(epochs=4, eta2=0.9))
+    run = make_run(tmp_path, RunConfig(epochs=4, eta2=0.7))
     panel = sigma_panels(run)["ρ, mean of the steps"]
-    assert [(s.label, s.y) for s in panel.series if s.kind == "front"] == [("η₁", (7.5e-4,) * 2), ("η₂", (0.9,) * 2)]
-    assert {(7.5e-4, "η₁"), (0.9, "η₂")} < set(panel.y.ticks)
+    assert [(s.label, s.y) for s in panel.series if s.kind == "front"] == [("η₁", (7.5e-4,) * 2), ("η₂", (0.7,) * 2)]
+    assert {(7.5e-4, "η₁"), (0.7, "η₂")} < set(panel.y.ticks)
     run.metrics[2]["rho"] = -400.0  # one deep refusal
     assert sigma_panels(run)["ρ, mean of the steps, cut off at −1 and 1.5"].y.ends[0] > -1.2
 

@@ -284,7 +284,7 @@ def test_two_processes_agree(tmp_path):
 def test_resumed_to_the_same_size(done, tmp_path):
     def make():
         x = nn.Parameter(torch.full((6,), 5.0, dtype=torch.float64))
-        return x, SR2([x], L1(0.01), batch_growth=BatchGrowth(4 * L, 4, largest=N))
+        return x, SR2([x], L1(0.01), eta2=0.99, batch_growth=BatchGrowth(4 * L, 4, largest=N))
 
     def go(x, optimizer, steps):
         generator = torch.Generator().manual_seed(3)

@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("golden.json")
 RUNS = {
     "sr2 l0": lambda m: SR2(m, L0(1e-3), sigma=0.2, eta2=0.6),
     "sr2 l1 momentum adam": lambda m: SR2(m, L1(1e-3), sigma=0.2, eta2=0.6, momentum=0.9, metric="adam"),
-    "sr2 all andrei": lambda m: SR2(m, L1(1e-3), sigma=0.5, metric="andrei", penalize="all"),
+    "sr2 all andrei": lambda m: SR2(m, L1(1e-3), sigma=0.5, eta2=0.99, gamma3=0.8, metric="andrei", penalize="all"),
     "proxgen l1": lambda m: ProxGEN(m, L1(1e-3), lr=0.05, momentum=0.9, metric="adam"),
     "proxsgd l1": lambda m: ProxSGD(m, L1(1e-3)),
 }

@@ -279,7 +279,7 @@ def step(optimizer, model, i=0):
 
 def test_auto_is_the_default_and_repr_shows_it():
     model = network()
-    optimizer = SR2(model, L1(1e-3))
+    optimizer = SR2(model, L1(1e-3), eta2=0.99)
     assert math.isnan(optimizer.sigma)
     assert "sigma=auto" in repr(optimizer)
     assert optimizer.last_step is None

@@ -2,7 +2,8 @@
 
 Departures from the paper's text: rho uses the sampled objective F(., xi_t), as the paper's experiments do (pass
 `objective` for the full one); gamma1 <= gamma2 is enforced, which the paper's own table breaks; numerator and
-denominator of rho carry a rounding slack, without which sigma runs away at convergence.
+denominator of rho carry a rounding slack, without which sigma runs away at convergence. eta2 and gamma3 have other
+defaults (`SR2.paper_defaults`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..regularizers.base import Regularizer, check_number
+from ..regularizers.base import Regularizer, check_number, value_in_parts
 from . import stationarity
 from .base import Params, ProximalOptimizer, StepInfo
 from .batch_growth import BatchGrowth, GradientNoise
-from .evaluation import Closure, TwoEvaluations
+from .evaluation import Closure, TwoEvaluations, capturing
 from .fused import FusedDecision, FusedTrial
 from .metrics import Metric
 from .proposal import Proposal
@@ -88,10 +89,10 @@ class SR2(ProximalOptimizer):
         *,
         sigma: float | str = "auto",
         eta1: float = 7.5e-4,
-        eta2: float = 0.99,
+        eta2: float = 0.9,
         gamma1: float = 5.56,
         gamma2: float | None = None,
-        gamma3: float | str = GAMMA3,
+        gamma3: float | str = "auto",
         sigma_min: float = 1e-6,
         momentum: float = 0.0,
         metric: Metric | str | None = None,
@@ -171,6 +172,18 @@ class SR2(ProximalOptimizer):
             self._last = torch.full((9,), math.nan, dtype=torch.float64, device=device)
 
     # ---- what a user reads
+
+    @staticmethod
+    def paper_defaults() -> dict[str, float]:
+        """The constants of the paper's experiments where this class has others by default.
+
+        >>> from torch import nn
+        >>> from sr2 import L0
+        >>> optimizer = SR2(nn.Linear(2, 1), L0(1e-3), **SR2.paper_defaults())
+        >>> optimizer.search.eta2, optimizer.search.gamma3
+        (0.99, 0.8)
+        """
+        return {"eta2": 0.99, "gamma3": GAMMA3}
 
     @property
     def sigma(self) -> float:
@@ -471,7 +484,9 @@ class SR2(ProximalOptimizer):
         search["sigma_known"] = True
 
     def _choose_gamma3(self) -> None:
-        values = [r.value(xs) for r, xs in self._penalized() if r is not None and xs]
+        if capturing():
+            raise RuntimeError("gamma3='auto' needs a step before a CUDA graph is captured, or give it a number")
+        values = [value_in_parts(r, xs) for r, xs in self._penalized() if r is not None and xs]
         self._own["search"]["gamma3"] = gamma3_for(float(sum(values)))
         self.search = replace(self.search, gamma3=self._own["search"]["gamma3"])
 
