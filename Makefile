@@ -42,7 +42,7 @@ wheel: $(READY)
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/sr2 compare --model mlp --epochs 120 --momentum 0.9 \
-		--optimizers sr2 proxgen,lr=0.3 proxsgd --regularizers none l1 l0 --lams 3e-4 1e-3 2e-3 --runs runs/demo
+		--optimizers sr2,eta2=0.9 proxgen,lr=0.3 proxsgd --regularizers none l1 l0 --lams 3e-4 1e-3 2e-3 --runs runs/demo
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -14,7 +14,7 @@ from torch import nn
 from sr2 import L0, SR2, sparsity
 
 WIDTH, EPOCHS = 512, 40
-CONSTANTS = [SR2.paper_defaults(), *({"eta2": eta2, "gamma3": "auto"} for eta2 in (0.99, 0.9, 0.8))]
+CONSTANTS = [{"eta2": 0.99, "gamma3": 0.8}, *({"eta2": eta2, "gamma3": "auto"} for eta2 in (0.99, 0.9, 0.8))]
 
 
 def train(lam: float, seed: int, constants: dict[str, float | str]) -> tuple[float, float, float]:

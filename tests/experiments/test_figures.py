@@ -100,7 +100,7 @@ def test_one_refusal_in_hundreds_has_a_mark_and_many_have_none(tmp_path: Path) -
         (mark,) = [series for series in panel.series if series.kind == "point"]
         assert (mark.x, mark.notes) == ((42,), ("epoch 42: 1 of 390 refused",))
     legend = charts.sigma(group([run])).plates[0].legend
-    assert [key.label for key in legend] == ["SR2 l1 1e-3", "epoch with a refused step", "η₁ = 7.5e-4, η₂ = 0.9"]
+    assert [key.label for key in legend] == ["SR2 l1 1e-3", "epoch with a refused step", "η₁ = 7.5e-4, η₂ = 0.99"]
     for row in run.metrics:
         row["refused"] = 1
     assert not any(series.kind == "point" for panel in sigma_panels(run).values() for series in panel.series)

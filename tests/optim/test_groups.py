@@ -205,7 +205,7 @@ def test_repr():
     ]
     first = repr(SR2(model, L1(1e-4), sigma=2.0, momentum=0.9, metric="adam")).splitlines()[0]
     assert first.startswith(
-        "SR2(sigma=2, eta1=0.00075, eta2=0.9, gamma1=5.56, gamma2=5.56, gamma3=auto, sigma_min=1e-06"
+        "SR2(sigma=2, eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=auto, sigma_min=1e-06"
     )
     assert "momentum=0.9, metric=Adam(beta=0.999, eps=1e-08)" in first
     assert repr(ProxGEN(model, L0(1e-3), lr=0.1, weight_decay=0.5)).startswith(

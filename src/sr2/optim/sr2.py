@@ -2,8 +2,8 @@
 
 Departures from the paper's text: rho uses the sampled objective F(., xi_t), as the paper's experiments do (pass
 `objective` for the full one); gamma1 <= gamma2 is enforced, which the paper's own table breaks; numerator and
-denominator of rho carry a rounding slack, without which sigma runs away at convergence. eta2 and gamma3 have other
-defaults (`SR2.paper_defaults`).
+denominator of rho carry a rounding slack, without which sigma runs away at convergence. gamma3 has another default
+(`SR2.paper_defaults`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SR2(ProximalOptimizer):
         *,
         sigma: float | str = "auto",
         eta1: float = 7.5e-4,
-        eta2: float = 0.9,
+        eta2: float = 0.99,
         gamma1: float = 5.56,
         gamma2: float | None = None,
         gamma3: float | str = "auto",
@@ -175,7 +175,7 @@ class SR2(ProximalOptimizer):
 
     @staticmethod
     def paper_defaults() -> dict[str, float]:
-        """The constants of the paper's experiments where this class has others by default.
+        """The constants of the paper's experiments; this class has another gamma3 by default.
 
         >>> from torch import nn
         >>> from sr2 import L0
@@ -183,7 +183,7 @@ class SR2(ProximalOptimizer):
         >>> optimizer.search.eta2, optimizer.search.gamma3
         (0.99, 0.8)
         """
-        return {"eta2": 0.99, "gamma3": GAMMA3}
+        return {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
 
     @property
     def sigma(self) -> float:
