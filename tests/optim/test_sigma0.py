@@ -11,8 +11,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from sr2 import L1, SR2
-from sr2.optim.sigma0 import LARGEST, estimate_sigma0
+from sr2 import L0, L1, MCP, SR2, ElasticNet, L0Ball
+from sr2.optim.sigma0 import LARGEST, estimate_sigma0, leaves_half
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(2))
@@ -361,3 +361,35 @@ def test_the_first_step_is_accepted_with_sigma_0():
 def test_wrong_sigma(wrong):
     with pytest.raises(ValueError, match="sigma must be a number"):
         SR2([nn.Parameter(torch.ones(1))], sigma=wrong)
+
+
+@pytest.mark.parametrize("R", [L0(0.1), L1(30.0), ElasticNet(30.0, 1.0), MCP(30.0, 3.0)], ids=str)
+def test_it_leaves_half_of_the_weights(R):
+    model = network()
+    closure = lambda: F.cross_entropy(model(X.double()), Y)  # noqa: E731
+    optimizer = SR2(model, R)
+    optimizer.estimate_sigma(closure)
+    curvature = estimate_sigma0(closure, model, optimizer._parameters())
+    doublings = math.log2(optimizer.sigma / curvature)
+    assert doublings == pytest.approx(round(doublings))
+    assert doublings > 0
+    weights = torch.cat([p.flatten() for p in optimizer.param_groups[0]["params"]])
+
+    def left(sigma):
+        return float((R.prox([weights], 1 / sigma)[0] != 0).double().mean())
+
+    assert left(optimizer.sigma) >= 0.5 > left(optimizer.sigma / 2)
+
+
+@pytest.mark.parametrize("R", [None, L1(1e-4), L0Ball(density=0.01)], ids=str)
+@pytest.mark.filterwarnings("ignore:R\\(x_0\\)")
+def test_where_little_is_taken_or_sigma_has_no_say_it_is_the_curvature(R):
+    model = network()
+    closure = lambda: F.cross_entropy(model(X.double()), Y)  # noqa: E731
+    optimizer = SR2(model, R)
+    optimizer.estimate_sigma(closure)
+    assert optimizer.sigma == estimate_sigma0(closure, model, optimizer._parameters())
+
+
+def test_weights_that_are_all_zero_ask_for_nothing():
+    assert leaves_half([(L0(1.0), [torch.zeros(5)]), (None, [torch.ones(2)])], 3.0) == 3.0

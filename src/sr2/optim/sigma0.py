@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..regularizers.base import Regularizer, in_parts
 from .evaluation import NO_SPARSE, Closure, loss_and_gradients, mean_loss, untouched
 
 ITERATIONS = 32
@@ -55,6 +56,28 @@ def estimate_sigma0(closure: Closure, module: nn.Module | None, parameters: Sequ
             warnings.warn(f"sigma_0 by finite differences: no second derivative ({_first_line(error)})", stacklevel=6)
             estimate = _along_gradient(closure, parameters)
     return min(estimate, LARGEST) if math.isfinite(estimate) and estimate > 0 else 1.0
+
+
+@torch.no_grad()
+def leaves_half(penalized: Iterable[tuple[Regularizer | None, Sequence[Tensor]]], sigma: float) -> float:
+    """The least of sigma, 2 sigma, 4 sigma, … with which the prox of x_0 leaves half of its nonzeros.
+
+    The curvature knows nothing of R: with a large lambda, a first step of 1 / L can leave nothing to train. R that are
+    not sums over entries, such as balls, take what they take whatever sigma is, and are not asked.
+
+    >>> from sr2 import L0
+    >>> leaves_half([(L0(1.0), [torch.tensor([0.1, 0.5, 0.7, 1.0])])], 1.0)  # the threshold is sqrt(2 / sigma)
+    8.0
+    """
+    parts = [(r, part) for r, xs in penalized if r is not None and r.separable for part in in_parts(xs)]
+    nonzeros = sum(int(part.count_nonzero()) for _, part in parts)
+
+    def left() -> int:
+        return sum(int(r.prox([part], 1.0 / sigma)[0].count_nonzero()) for r, part in parts)
+
+    while sigma < LARGEST and 2 * left() < nonzeros:
+        sigma *= 2
+    return sigma
 
 
 def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor]) -> float:

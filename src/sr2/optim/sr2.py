@@ -30,7 +30,7 @@ from .metrics import Metric
 from .proposal import Proposal
 from .proximal_step import Parts
 from .search import GAMMA3, Decision, Search, gamma3_for
-from .sigma0 import estimate_sigma0
+from .sigma0 import estimate_sigma0, leaves_half
 from .trial import Trial
 
 _COUNTS = ("accepted", "refused", "null", "broken")
@@ -63,7 +63,7 @@ class SR2(ProximalOptimizer):
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" estimates the curvature at x_0 on the first
-            batch.
+            batch, and doubles it until the prox leaves half of the weights.
         eta1, eta2: 0 < eta1 <= eta2 < 1, the ratios that accept a step and that lower sigma.
         gamma1, gamma2: 1 < gamma1 <= gamma2, the factors that raise sigma; gamma2=None means gamma1.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma; "auto" takes it from R(x_0), the nearer to 1 the larger.
@@ -479,7 +479,7 @@ class SR2(ProximalOptimizer):
             dist.all_reduce(shared, group=group)
             estimate = float(shared) / dist.get_world_size(group)
         search = self._own["search"]
-        sigma = max(self.search.sigma_min, estimate)
+        sigma = leaves_half(self._penalized(), max(self.search.sigma_min, estimate))
         search["sigma"] = torch.full_like(search["sigma"], sigma) if self.capturable else sigma
         search["sigma_known"] = True
 

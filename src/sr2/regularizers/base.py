@@ -272,6 +272,10 @@ def value_in_parts(regularizer: Regularizer, xs: Sequence[Tensor]) -> Tensor:
     """
     if not regularizer.separable:
         return regularizer.value(xs)
-    rows = (x.chunk(max(1, -(-x.numel() // PART))) if x.dim() else (x,) for x in xs)
-    values = [regularizer.value([part]) for parts in rows for part in parts]
+    values = [regularizer.value([part]) for part in in_parts(xs)]
     return torch.stack([v.to(values[0].device) for v in values]).sum()
+
+
+def in_parts(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Views of about a million entries, or of one row where that is longer."""
+    return [part for x in xs for part in (x.chunk(max(1, -(-x.numel() // PART))) if x.dim() else (x,))]
