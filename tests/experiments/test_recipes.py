@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sr2 import SR2
 from sr2.experiments import config, paper, recipes
 from sr2.experiments.errors import UserError
 
@@ -27,6 +28,7 @@ def test_every_recipe_has_the_papers_settings_and_can_be_run(name: str) -> None:
     penalized = "all" if run.optimizer == "proxsgd" else "weights"  # as their authors do
     assert (run.penalize, run.epochs, run.batch, run.metric) == (penalized, 300, 128, "none")
     if run.optimizer == "sr2":
+        assert {name: getattr(run, name) for name in SR2.paper_defaults()} == SR2.paper_defaults()
         assert (run.sigma, run.eta1, run.eta2, run.gamma1, run.gamma3, run.momentum) == (41, 7.5e-4, 0.99, 5.56, 0.8, 0)
     elif run.optimizer == "proxgen":
         assert (run.lr, run.momentum) == (1e-3, 0)

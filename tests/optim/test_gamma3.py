@@ -1,6 +1,7 @@
 """gamma3="auto": sigma falls the slower, the larger R is at the start."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -100,9 +101,10 @@ def test_a_first_step_that_fails_chooses_nothing():
     assert optimizer.search.gamma3 == gamma3_for(10.0 * 150)
 
 
-def test_another_word_is_an_error():
-    with pytest.raises(ValueError, match="gamma3 must be a number or 'auto', and is 'slow'"):
-        SR2(problem()[0], gamma3="slow")
+@pytest.mark.parametrize("value", ["slow", "0.8", None, [0.8]], ids=str)
+def test_anything_else_is_an_error(value):
+    with pytest.raises(ValueError, match=re.escape(f"gamma3 must be a number or 'auto', and is {value!r}")):
+        SR2(problem()[0], gamma3=value)
 
 
 def test_a_wide_network_is_not_taken_whole():

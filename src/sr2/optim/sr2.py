@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -103,11 +104,12 @@ class SR2(ProximalOptimizer):
         epsilon: float | None = None,
         batch_growth: BatchGrowth | None = None,
     ) -> None:
-        for name, value in (("sigma", sigma), ("gamma3", gamma3)):
-            if isinstance(value, str) and value != "auto":
+        given: dict[str, object] = {"sigma": sigma, "gamma3": gamma3}
+        for name, value in given.items():
+            if value != "auto" and not isinstance(value, Real):
                 raise ValueError(f"SR2: {name} must be a number or 'auto', and is {value!r}")
-        slowest = GAMMA3 if isinstance(gamma3, str) else gamma3
-        self.search = Search(eta1, eta2, gamma1, gamma1 if gamma2 is None else gamma2, slowest, sigma_min)
+        falls = GAMMA3 if isinstance(gamma3, str) else gamma3  # "auto" chooses in the first step
+        self.search = Search(eta1, eta2, gamma1, gamma1 if gamma2 is None else gamma2, falls, sigma_min)
         if not isinstance(sigma, str):
             check_number("SR2", "sigma", sigma, sigma_min)
         check_number("SR2", "momentum", momentum, 0, 1)
