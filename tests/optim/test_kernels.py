@@ -16,6 +16,8 @@ from sr2.optim import fused
 from sr2.optim.fused import FusedDecision, FusedTrial
 from sr2.optim.search import Search
 from sr2.optim.trial import Trial
+from sr2.regularizers import base as regularizers_base
+from tests.optim.test_first_step import LargeTensors
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles where there is a CUDA device")
@@ -208,3 +210,22 @@ def test_a_state_that_was_loaded_is_nobody_elses(capturable, monkeypatch):
     before = [two.state[p]["momentum"].clone() for p in two._parameters()]
     steps(model, one)
     assert all(torch.equal(a, two.state[p]["momentum"]) for a, p in zip(before, two._parameters(), strict=True))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_the_kernels_path_keeps_one_x_and_makes_nothing_else_as_large(capturable, monkeypatch):
+    monkeypatch.setattr(FusedTrial, "fits", staticmethod(lambda proposals: True))
+    monkeypatch.setattr(regularizers_base, "PART", 1000)
+    n = 5000
+    x, g = nn.Parameter(torch.randn(n)), torch.randn(n)
+    optimizer, counter = SR2([x], L1(1e-3), sigma=10.0, capturable=capturable), LargeTensors(n)
+    counter.seen = {x.data_ptr(), g.data_ptr()}
+
+    def closure():
+        x.grad = g
+        return torch.zeros(())
+
+    with counter:
+        optimizer.step(closure)
+        optimizer.step(closure)
+    assert counter.made == 1
