@@ -114,6 +114,10 @@ def test_options_reach_the_optimizer() -> None:
     made = make_optimizer(RunConfig(sigma=7.0, momentum=0.9, metric="adam"), nn.Linear(2, 2))
     assert isinstance(made, sr2.SR2)
     assert made.sigma == 7.0
+    assert made.cooldown is None
+    for share, first in ((0.2, 80), (1.0, 1), (1e-6, 100)):
+        cooled = make_optimizer(RunConfig(cooldown=share), nn.Linear(2, 2), steps=100)
+        assert cooled.cooldown == (first, max(first + 1, 100))  # type: ignore[attr-defined]
     off = make_optimizer(RunConfig(optimizer="proxsgd", rho="none", metric="none"), nn.Linear(2, 2))
     assert off.metric is None
     assert off.param_groups[0]["rho"] is None
@@ -135,6 +139,9 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
         "not separable.*use metric=None",
     ),
     "an option of another": ({"optimizer": "proxsgd", "sigma": 1.0}, "no option sigma: its options are .*rho_decay"),
+    "a cooldown of no steps": ({"cooldown": 0.0}, "a share of the run, above 0 and at most 1, and is 0"),
+    "a cooldown of a growing batch": ({"cooldown": 0.2, "batch_growth": 5.0}, "nobody knows the last step"),
+    "a cooldown of a rival": ({"cooldown": 0.2, "optimizer": "proxgen"}, "proxgen has no option cooldown"),
     "lr for sr2": ({"lr": 0.1}, "sr2 has no option lr"),
     "a wrong option": ({"eta1": 2.0}, "eta1"),
     "a wrong lambda": ({"lam": -1.0}, "lam must be"),

@@ -58,7 +58,7 @@ def same_run(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"momentum": 0.9},
+        {"momentum": 0.9, "cooldown": 0.7},
         {"metric": "andrei", "regularizer": "l0"},
         {"optimizer": "proxgen", "momentum": 0.9, "metric": "adam"},
         {"optimizer": "proxsgd"},

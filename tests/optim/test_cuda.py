@@ -122,6 +122,20 @@ def test_captured_is_eager(momentum, metric, dropout):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
+def test_captured_is_eager_in_a_cooldown():
+    def make(m, c):
+        return SR2(m, L0(1e-4), sigma=0.3, cooldown=(20, 60), capturable=c)
+
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    _, opt_e, _, rows_e = train(False, steps=70, dropout=0.0, optimizer=make)
+    _, opt_c, _, rows_c = train(True, steps=70, dropout=0.0, optimizer=make)
+    for e, c in zip(rows_e, rows_c, strict=True):
+        assert math.isclose(e.sigma, float(c[3]), rel_tol=1e-12)
+    assert opt_e.counts == opt_c.counts
+    assert opt_e.sigma >= 40 * rows_e[19].sigma
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -143,7 +157,7 @@ def test_the_rivals_captured_are_eager(make):
 
 def test_no_host_read():
     model, (xs, ys) = network(), data()
-    optimizer = SR2(model, L0(1e-4), sigma=1.0, capturable=True)
+    optimizer = SR2(model, L0(1e-4), sigma=1.0, cooldown=(3, 6), capturable=True)
     optimizer.step(lambda: F.cross_entropy(model(xs[0]), ys[0]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls this mode a prototype

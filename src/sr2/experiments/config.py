@@ -57,6 +57,8 @@ class Settings:
     """SR2: the factor that lowers sigma, or auto, the nearer to 1 the larger R is at the start."""
     sigma_min: float | None = None
     """SR2: the least sigma."""
+    cooldown: float | None = None
+    """SR2: the share of the steps, at the end of the run, over which they are made ever shorter; 0.2 is a good one."""
     momentum: float | None = None
     """SR2, ProxGEN: the weight of past gradients."""
     metric: str | None = None
@@ -210,8 +212,11 @@ def make_regularizer(config: RunConfig) -> Regularizer | None:
     return made  # type: ignore[no-any-return]
 
 
-def make_optimizer(config: RunConfig, model: nn.Module) -> ProximalOptimizer:
-    """The optimizer of the model's parameters, with its options and its regularizer."""
+def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer:
+    """The optimizer of the model's parameters, with its options and its regularizer.
+
+    steps: of the whole run, which a cooldown must know.
+    """
     regularizer = make_regularizer(config)
     constructor = _find("optimizer", config.optimizer, OPTIMIZERS)
     takes = inspect.signature(constructor).parameters
@@ -228,6 +233,9 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> ProximalOptimizer:
         if config.batch_growth is not None:
             growth = optim.BatchGrowth(config.batch_growth, config.batch, largest=config.largest_batch)
             options["batch_growth"] = growth
+        if config.cooldown is not None:
+            first = max(1, round((1 - config.cooldown) * steps))
+            options["cooldown"] = (first, max(first + 1, steps))
         return constructor(model, regularizer, penalize=config.penalize, **options)  # type: ignore[no-any-return]
 
 
@@ -302,6 +310,10 @@ def checked(config: RunConfig) -> RunConfig:
     check_arithmetic(config.precision, find_device(config.device))
     if config.batch_growth is not None and config.largest_batch < config.batch:
         raise UserError(f"largest_batch must be at least the batch, {config.batch}, and is {config.largest_batch}")
+    if config.cooldown is not None and not 0 < config.cooldown <= 1:
+        raise UserError(f"cooldown must be a share of the run, above 0 and at most 1, and is {config.cooldown:g}")
+    if config.cooldown is not None and config.batch_growth is not None:
+        raise UserError("with batch_growth nobody knows the last step: leave out it or the cooldown")
     if config.certificate and config.optimizer != "sr2":
         raise UserError(f"a certificate is about steps of sr2, and the optimizer is {config.optimizer}")
     if config.certificate and (config.momentum or config.metric not in (None, "none")):

@@ -82,7 +82,8 @@ class Trainer:
         self.problem = Problem(config)
         self.problem.check_training(config)
         largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
-        self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), self.problem.model)
+        steps = config.epochs * len(self.problem.batches)
+        self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), self.problem.model, steps)
         captured = getattr(self.optimizer, "capturable", False) and self.problem.device.type == "cuda"
         self.runner = (CapturedRunner if captured else StepRunner)(self.problem, self.optimizer)
         self.epoch = 0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..regularizers.base import check_number
+from ..regularizers.base import check_integer, check_number
 
 GAMMA3 = 0.8
 """The paper's, and the fastest that "auto" chooses."""
@@ -28,6 +28,31 @@ def gamma3_for(R: float) -> float:
     (0.8333333333333334, 0.9999)
     """
     return 1 - min(1 - GAMMA3, 2 * GAIN / R) if 0 < R < math.inf else GAMMA3
+
+
+def as_cooldown(steps: object) -> tuple[int, int]:
+    """(first, last) of a cooldown, or an error that says what is wrong with it.
+
+    >>> as_cooldown([800, 1000])
+    (800, 1000)
+    """
+    if not isinstance(steps, (tuple, list)) or len(steps) != 2:
+        raise ValueError(f"SR2: cooldown must be two numbers of steps, as (800, 1000), and is {steps!r}")
+    check_integer("SR2", "the first step of the cooldown", steps[0], 1)
+    check_integer("SR2", "the last step of the cooldown", steps[1], steps[0] + 1)
+    return steps[0], steps[1]
+
+
+def cooled(sigma: Tensor, first: Tensor, t: Tensor, cooldown: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """sigma of step t, at least sigma_first (last - first) / (last - t) from the first step of the cooldown on.
+
+    `first` is sigma_first, NaN before there is one; it comes back beside sigma. All are 0-dim tensors.
+    """
+    start, last = cooldown
+    cooling = t >= start
+    first = torch.where(cooling & first.isnan(), sigma, first)
+    least = first * (last - start) / (last - t).clamp_min(1)
+    return torch.where(cooling, torch.maximum(sigma, least), sigma), first
 
 
 class Decision(NamedTuple):

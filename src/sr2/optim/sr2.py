@@ -30,7 +30,7 @@ from .fused import FusedDecision, FusedTrial
 from .metrics import Metric
 from .proposal import Proposal
 from .proximal_step import Parts
-from .search import GAMMA3, Decision, Search, gamma3_for
+from .search import GAMMA3, Decision, Search, as_cooldown, cooled, gamma3_for
 from .sigma0 import estimate_sigma0, leaves_half
 from .trial import Trial
 
@@ -69,6 +69,10 @@ class SR2(ProximalOptimizer):
         gamma1, gamma2: 1 < gamma1 <= gamma2, the factors that raise sigma; gamma2=None means gamma1.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma; "auto" takes it from R(x_0), the nearer to 1 the larger.
         sigma_min: the least sigma.
+        cooldown: (first, last), the steps over which 1/sigma is brought down to zero along a line, as a learning rate
+            is at the end of a run: batches stay noisy while x settles, and no rho asks for shorter steps. Count every
+            step, from 0 on: (0.8 n, n) for a run of n. From `first` on, sigma_t >= sigma_first (last - first) / (last -
+            t).
         momentum: beta of v_t, a bias-corrected average of gradients; rho then leaves out (g - v)'s, the batch's noise
             (not where `objective` is given).
         metric: a diagonal metric D_t, by name or as an object; the step then minimizes with sigma + D_t.
@@ -95,6 +99,7 @@ class SR2(ProximalOptimizer):
         gamma2: float | None = None,
         gamma3: float | str = "auto",
         sigma_min: float = 1e-6,
+        cooldown: tuple[int, int] | None = None,
         momentum: float = 0.0,
         metric: Metric | str | None = None,
         penalize: str = "weights",
@@ -115,6 +120,8 @@ class SR2(ProximalOptimizer):
         check_number("SR2", "momentum", momentum, 0, 1)
         if epsilon is not None:
             check_number("SR2", "epsilon", epsilon, 0, open_low=True)
+        if cooldown is not None and epsilon is not None:
+            raise ValueError("SR2: steps that a cooldown shortens say nothing of epsilon: leave out one of the two")
         if batch_growth is not None and not isinstance(batch_growth, BatchGrowth):
             raise TypeError(
                 f"SR2: batch_growth must be a BatchGrowth, as BatchGrowth(kappa=10.0), and is {batch_growth!r}"
@@ -122,6 +129,7 @@ class SR2(ProximalOptimizer):
         if batch_growth is not None and (capturable or momentum):
             raise ValueError("batch_growth changes the batch and judges plain gradients: no capturable, no momentum")
         self.auto_gamma3 = isinstance(gamma3, str)
+        self.cooldown = None if cooldown is None else as_cooldown(cooldown)
         self.momentum = momentum
         self.compile = compile
         self.epsilon = epsilon
@@ -134,6 +142,7 @@ class SR2(ProximalOptimizer):
             "sigma": float(sigma) if known else math.nan,
             "sigma_known": known,
             "gamma3": None,  # what "auto" chose
+            "sigma_first": math.nan,  # of the cooldown
             "entered": False,
             "batch": None if batch_growth is None else batch_growth.batch,
             "steps_squared": stationarity.start(),
@@ -148,6 +157,7 @@ class SR2(ProximalOptimizer):
     _carried = ProximalOptimizer._carried | {
         "search",
         "auto_gamma3",
+        "cooldown",
         "momentum",
         "compile",
         "epsilon",
@@ -164,7 +174,8 @@ class SR2(ProximalOptimizer):
         super()._place()
         self._draws, self._fused_judge, self._kept = False, None, {}
         search, device = self._own["search"], self.param_groups[0]["params"][0].device
-        for name, kind, dtype in (("sigma", float, torch.float64), *((c, int, torch.int64) for c in _COUNTS)):
+        numbers = [(name, float, torch.float64) for name in ("sigma", "sigma_first")]
+        for name, kind, dtype in (*numbers, *((c, int, torch.int64) for c in _COUNTS)):
             value = kind(search.get(name, 0))
             search[name] = torch.tensor(value, dtype=dtype, device=device) if self.capturable else value
         search["steps_squared"] = search["steps_squared"].to(device if self.capturable else "cpu")
@@ -235,6 +246,7 @@ class SR2(ProximalOptimizer):
         words = f"sigma={sigma}, eta1={s.eta1:g}, eta2={s.eta2:g}, gamma1={s.gamma1:g}, gamma2={s.gamma2:g}, "
         unknown = self.auto_gamma3 and self._own["search"]["gamma3"] is None
         words += f"gamma3={'auto' if unknown else f'{s.gamma3:g}'}, sigma_min={s.sigma_min:g}"
+        words += f", cooldown={self.cooldown}" if self.cooldown else ""
         words += f", momentum={self.momentum:g}" if self.momentum else ""
         words += f", epsilon={self.epsilon:g}" if self.epsilon is not None else ""
         words += f", batch_growth={self.batch_growth!r}" if self.batch_growth else ""
@@ -291,12 +303,14 @@ class SR2(ProximalOptimizer):
             losses, eps = (loss, f, f_trial), self._resolution(loss)
             if self.capturable:
                 self._settle_on_device(losses, parts, eps, trial, evaluations)
+                self._cool()
                 return loss
             scalars = self._scalars(losses, parts).cpu()  # the one host read of a step
             if not self._batch_passes(scalars, eps, None if objective else noise):
                 trial.put_back()
             elif not self._settle(scalars, eps, trial, evaluations):
                 return None
+            self._cool()
         except BaseException:  # an interrupt must not leave x halfway
             if trial is not None:
                 trial.put_back()
@@ -404,6 +418,22 @@ class SR2(ProximalOptimizer):
         if self._fused_judge is None or self._fused_judge.key != constants:
             self._fused_judge = FusedDecision(constants, sums.device)
         return self._fused_judge(losses, sums, self._own["search"], cast(Tensor, self._last))
+
+    def _cool(self) -> None:
+        """sigma of the next step is at least the cooldown's; without a host read where it lives on the device."""
+        if self.cooldown is None:
+            return
+        search = self._own["search"]
+        t = torch.as_tensor(sum(search[name] for name in _COUNTS))
+        sigma, first = (torch.as_tensor(search[name], dtype=torch.float64) for name in ("sigma", "sigma_first"))
+        sigma, first = cooled(sigma, first, t, self.cooldown)
+        if self.capturable:
+            search["sigma"].copy_(sigma)
+            search["sigma_first"].copy_(first)
+            cast(Tensor, self._last)[3] = sigma
+        else:
+            search["sigma"], search["sigma_first"] = float(sigma), float(first)
+            self._last = replace(cast(StepInfo, self._last), sigma=search["sigma"])
 
     def _batch_passes(self, scalars: Tensor, eps: float, noise: GradientNoise | None) -> bool:
         """Assumption 3 for this batch. Where it fails, s = 0 as in Algorithm 1, and the next batch is larger.

@@ -1,0 +1,146 @@
+"""cooldown=(first, last): 1/sigma falls to zero along a line, whatever rho says."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sr2 import L0, L1, SR2
+from sr2.optim.search import cooled
+
+
+def problem(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
+    x, y = torch.randn(32, 6), torch.randint(3, (32,))
+    return model, lambda: F.cross_entropy(model(x), y)
+
+
+def sigmas(optimizer, closure, steps):
+    """sigma of each step, and of the one after the last."""
+    found = [optimizer.sigma]
+    for _ in range(steps):
+        optimizer.step(closure)
+        found.append(optimizer.sigma)
+        assert optimizer.last_step.sigma == optimizer.sigma
+    return found
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_the_step_length_falls_along_a_line(capturable):
+    model, closure = problem()
+    # eta2 is out of reach and nothing is refused: only the cooldown moves sigma
+    optimizer = SR2(model, L1(1e-3), sigma=4.0, eta2=1 - 1e-9, cooldown=(5, 15), capturable=capturable)
+    found = sigmas(optimizer, closure, 20)
+    assert optimizer.counts["accepted"] == 20
+    expected = [4.0] * 6 + [4.0 * 10 / (15 - t) for t in range(6, 15)] + [40.0] * 6
+    assert found == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_it_is_a_least_sigma(capturable):
+    """sigma still falls after a good step and rises after a refused one, but not below the line."""
+    model, closure = problem()
+    falls = SR2(model, L1(1e-3), sigma=1e3, eta2=0.01, gamma3=0.5, cooldown=(4, 10), capturable=capturable)
+    found = sigmas(falls, closure, 10)
+    assert found[:5] == [1e3, 500, 250, 125, 62.5]  # sigma_4 is where the cooldown begins
+    assert found[5:] == pytest.approx([62.5 * 6 / max(1, 10 - t) for t in range(5, 11)], rel=1e-14)
+
+    model, closure = problem()
+    rises = SR2(model, None, sigma=1e-3, gamma1=3.0, gamma3=1.0, cooldown=(1, 100), capturable=capturable)
+    found = sigmas(rises, closure, 3)
+    assert rises.counts["refused"] == 3
+    assert found == pytest.approx([1e-3, 3e-3, 9e-3, 27e-3], rel=1e-14)
+
+
+def test_capturable_decides_alike():
+    def run(capturable):
+        model, closure = problem()
+        optimizer = SR2(model, L0(1e-4), sigma=1.0, gamma3=0.8, cooldown=(10, 40), capturable=capturable)
+        return sigmas(optimizer, closure, 45), [p.detach().clone() for p in model.parameters()]
+
+    (one, xs), (other, zs) = run(False), run(True)
+    assert one == other
+    assert all(torch.equal(x, z) for x, z in zip(xs, zs, strict=True))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("stop", [3, 12])
+def test_resumed_before_and_within_the_cooldown(capturable, stop):
+    options = {"sigma": 1.0, "gamma3": 0.8, "cooldown": (5, 20), "capturable": capturable}
+    model, closure = problem()
+    optimizer = SR2(model, L0(1e-4), **options)
+    sigmas(optimizer, closure, stop)
+    again, closure_again = problem()
+    again.load_state_dict(model.state_dict())
+    resumed = SR2(again, L0(1e-4), **options)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert sigmas(resumed, closure_again, 8) == sigmas(optimizer, closure, 8)
+    assert all(torch.equal(x, z) for x, z in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_run_without_one_can_be_cooled_down_from_its_checkpoint():
+    """The steps before the first of the cooldown are those of a run without one."""
+    model, closure = problem()
+    plain = SR2(model, L1(1e-3), sigma=4.0, eta2=1 - 1e-9)
+    sigmas(plain, closure, 7)
+    state = plain.state_dict()
+    del state["state"]["search"]["sigma_first"]  # as checkpoints of earlier versions are
+    optimizer = SR2(model, L1(1e-3), sigma=4.0, eta2=1 - 1e-9, cooldown=(8, 12))
+    optimizer.load_state_dict(state)
+    assert sigmas(optimizer, closure, 4) == pytest.approx([4.0, 4.0, 16 / 3, 8.0, 16.0])
+
+
+def test_noise_is_averaged_out():
+    """Lasso by batches of one: at a fixed sigma x wanders about the optimum, with a cooldown it settles near it."""
+    torch.manual_seed(0)
+    a, b = torch.randn(200, 10, dtype=torch.float64), torch.randn(200, dtype=torch.float64)
+    rows = torch.randint(200, (4000,))
+
+    def distance(cooldown):
+        x = nn.Parameter(torch.zeros(10, dtype=torch.float64))
+        optimizer = SR2([x], L1(0.02), sigma=40.0, eta2=1 - 1e-12, cooldown=cooldown)
+        for i in rows.tolist():
+            optimizer.step(lambda i=i: 0.5 * (a[i] @ x - b[i]) ** 2)
+        return float((x.detach() - optimum).norm())
+
+    optimum = nn.Parameter(torch.zeros(10, dtype=torch.float64))
+    full = SR2([optimum], L1(0.02), sigma=5.0)
+    for _ in range(500):
+        full.step(lambda: 0.5 * (a @ optimum - b).square().mean())
+    optimum = optimum.detach()
+    assert distance((3000, 4000)) < 0.5 * distance(None)
+
+
+def test_sigma_before_there_is_a_first_one():
+    t, nan = torch.tensor(3), torch.tensor(math.nan, dtype=torch.float64)
+    sigma, first = cooled(torch.tensor(2.0, dtype=torch.float64), nan, t, (4, 8))
+    assert float(sigma) == 2.0
+    assert math.isnan(first)
+
+
+@pytest.mark.parametrize(
+    ("cooldown", "words"),
+    [
+        (0.2, "cooldown must be two numbers of steps, as \\(800, 1000\\), and is 0.2"),
+        ((1, 2, 3), "two numbers of steps"),
+        ((0, 5), "first step of the cooldown must be an integer of at least 1, and is 0"),
+        ((5, 5), "last step of the cooldown must be an integer of at least 6, and is 5"),
+        ((0.5, 10), "first step of the cooldown must be an integer"),
+    ],
+)
+def test_what_is_no_cooldown(cooldown, words):
+    with pytest.raises(ValueError, match=words):
+        SR2(nn.Linear(2, 1), cooldown=cooldown)
+
+
+def test_not_with_epsilon():
+    with pytest.raises(ValueError, match="leave out one of the two"):
+        SR2(nn.Linear(2, 1), cooldown=(5, 10), epsilon=1e-3)
+
+
+def test_it_is_shown():
+    assert "cooldown=(5, 10)" in repr(SR2(nn.Linear(2, 1), cooldown=[5, 10]))
