@@ -1,7 +1,6 @@
 """cooldown=(first, last): 1/sigma falls to zero along a line, whatever rho says."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2
-from sr2.optim.search import cooled
 
 
 def problem(seed=0):
@@ -113,13 +111,6 @@ def test_noise_is_averaged_out():
         full.step(lambda: 0.5 * (a @ optimum - b).square().mean())
     optimum = optimum.detach()
     assert distance((3000, 4000)) < 0.5 * distance(None)
-
-
-def test_sigma_before_there_is_a_first_one():
-    t, nan = torch.tensor(3), torch.tensor(math.nan, dtype=torch.float64)
-    sigma, first = cooled(torch.tensor(2.0, dtype=torch.float64), nan, t, (4, 8))
-    assert float(sigma) == 2.0
-    assert math.isnan(first)
 
 
 @pytest.mark.parametrize(

@@ -297,26 +297,28 @@ def markdown(tables: Iterable[Table]) -> str:
 
 
 def summary(records: Iterable[RunRecord]) -> str:
-    """The paper's cells that were run, beside our longest run of each: one Markdown table for a README."""
+    """The paper's cells that were run, beside our longest runs of each: one Markdown table for a README."""
     pairs = [f"{heading}, paper / ours" for heading in MEASURES.values()]
     names = ["network", "R", "λ", "optimizer", "epochs", *pairs, "seconds", "departs from the paper by"]
     out = [_line(names), _line(["--:" if name in (*pairs, "seconds") else ":--" for name in names], str)]
-    longest: dict[Cell, tuple[tuple[int, ...], RunRecord]] = {}
+    runs: dict[Cell, list[RunRecord]] = {}
     for found in group(records):
-        if (cell := found.cell) is None:
-            continue
-        for record in found.records:
-            rank = len(record.metrics), record.result is not None, -len(_departures(record.config, cell))
-            if cell not in longest or rank > longest[cell][0]:
-                longest[cell] = rank, record
-    for cell in (cell for cell in cells().values() if cell in longest):
-        _, record = longest[cell]
+        if found.cell is not None:
+            runs.setdefault(found.cell, []).extend(found.records)
+    for cell, record in [(c, record) for c in cells().values() for record in _longest(runs.get(c, []), c)]:
         ours, departs = _measured(record), _departures(record.config, cell)
         epochs = f"{ours.get('epochs', 0)}" + (f" of {record.config.epochs}" if record.result is None else "")
         line = [cell.model, cell.regularizer, short(cell.lam), optimizer_name(cell.optimizer), epochs]
         line += [f"{getattr(cell, key):.2f} / {_decimals(ours.get(key), 2)}" for key in MEASURES]
         out.append(_line([*line, _decimals(ours.get("seconds"), 0), settings_text(departs) or "–"]))
     return "\n".join(out) + "\n"
+
+
+def _longest(records: list[RunRecord], cell: Cell) -> list[RunRecord]:
+    """The runs of a cell that got as far as any, the nearest to the paper's settings first."""
+    most = max((len(record.metrics) for record in records), default=0)
+    far = [record for record in records if len(record.metrics) == most]
+    return sorted(far, key=lambda record: (len(_departures(record.config, cell)), record.path.name))
 
 
 def latex(tables: Iterable[Table]) -> str:

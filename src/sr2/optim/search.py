@@ -46,13 +46,13 @@ def as_cooldown(steps: object) -> tuple[int, int]:
 def cooled(sigma: Tensor, first: Tensor, t: Tensor, cooldown: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """sigma of step t, at least sigma_first (last - first) / (last - t) from the first step of the cooldown on.
 
-    `first` is sigma_first, NaN before there is one; it comes back beside sigma. All are 0-dim tensors.
+    `first` is sigma_first, 0 before there is one; it comes back beside sigma. All are 0-dim tensors.
     """
     start, last = cooldown
     cooling = t >= start
-    first = torch.where(cooling & first.isnan(), sigma, first)
+    first = torch.where(cooling & (first == 0), sigma, first)
     least = first * (last - start) / (last - t).clamp_min(1)
-    return torch.where(cooling, torch.maximum(sigma, least), sigma), first
+    return torch.maximum(sigma, least), first
 
 
 class Decision(NamedTuple):

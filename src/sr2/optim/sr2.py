@@ -9,9 +9,7 @@ denominator of rho carry a rounding slack, without which sigma runs away at conv
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, cast
@@ -19,25 +17,24 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
-from ..regularizers.base import Regularizer, check_number, value_in_parts
+from ..regularizers.base import Regularizer, check_number
 from . import stationarity
 from .base import Params, ProximalOptimizer, StepInfo
 from .batch_growth import BatchGrowth, GradientNoise
-from .evaluation import Closure, TwoEvaluations, capturing
+from .evaluation import Closure, TwoEvaluations
+from .first_step import FirstStep
 from .fused import FusedDecision, FusedTrial
 from .metrics import Metric
 from .proposal import Proposal
 from .proximal_step import Parts
-from .search import GAMMA3, Decision, Search, as_cooldown, cooled, gamma3_for
-from .sigma0 import estimate_sigma0, leaves_half
+from .search import GAMMA3, Decision, Search, as_cooldown, cooled
 from .trial import Trial
 
 _COUNTS = ("accepted", "refused", "null", "broken")
 
 
-class SR2(ProximalOptimizer):
+class SR2(FirstStep):
     r"""SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be refused, exact zeros.
 
     Each step draws what the closure evaluates, f(., xi_t), and
@@ -142,7 +139,7 @@ class SR2(ProximalOptimizer):
             "sigma": float(sigma) if known else math.nan,
             "sigma_known": known,
             "gamma3": None,  # what "auto" chose
-            "sigma_first": math.nan,  # of the cooldown
+            "sigma_first": 0.0,  # of the cooldown, once it has begun
             "entered": False,
             "batch": None if batch_growth is None else batch_growth.batch,
             "steps_squared": stationarity.start(),
@@ -461,88 +458,6 @@ class SR2(ProximalOptimizer):
                 "the closure draws random numbers, and a CUDA graph would draw others at the trial point: "
                 "capture with sr2.optim.CapturedStep, which makes both evaluations draw the same"
             )
-
-    # ---- the first step
-
-    @contextmanager
-    def _first_step_or_nothing(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Where a first step fails, x_0 is not left at its prox nor sigma_0 estimated on a broken batch.
-
-        Gives the list for `_enter_domain` to put what it moves and where it was.
-        """
-        search = self._own["search"]
-        before = {name: search[name] for name in ("entered", "sigma_known", "gamma3")}
-        left: list[tuple[Tensor, Tensor]] = []
-        estimates, sound = not before["sigma_known"], False
-        broken = torch.as_tensor(search["broken"]).clone() if not before["entered"] or estimates else None
-        try:
-            yield left
-            # A capturable step counts what another one raises; the host waits for it only where something was moved.
-            sound = broken is None or not (left or estimates) or bool(search["broken"] == broken)
-        finally:
-            if not sound:
-                with torch.no_grad():
-                    for x, old in left:
-                        x.copy_(old)
-                search.update(before)
-                if not before["sigma_known"]:
-                    search["sigma"] = torch.full_like(search["sigma"], math.nan) if self.capturable else math.nan
-
-    def estimate_sigma(self, closure: Closure) -> None:
-        """Set sigma_0 now, from the curvature of this closure's loss at x; the same on all processes.
-
-        The first step does it unless it was done. Call it yourself to estimate on another closure: on a larger batch,
-        or on the network before it was compiled, since a compiled one cannot be differentiated twice.
-        """
-        with self._first_step_or_nothing() as left:
-            if not self._own["search"]["entered"]:
-                with torch.no_grad():
-                    self._enter_domain(left)
-            self._estimate_sigma(closure)
-
-    def _estimate_sigma(self, closure: Closure) -> None:
-        parameters = self._parameters()
-        alone = self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
-        with alone:
-            estimate = estimate_sigma0(closure, self._module, parameters)
-        group = self._process_group()
-        if group is not None:
-            shared = torch.tensor(estimate, dtype=torch.float64, device=parameters[0].device)
-            dist.all_reduce(shared, group=group)
-            estimate = float(shared) / dist.get_world_size(group)
-        search = self._own["search"]
-        sigma = leaves_half(self._penalized(), max(self.search.sigma_min, estimate))
-        search["sigma"] = torch.full_like(search["sigma"], sigma) if self.capturable else sigma
-        search["sigma_known"] = True
-
-    def _choose_gamma3(self) -> None:
-        if capturing():
-            raise RuntimeError("gamma3='auto' needs a step before a CUDA graph is captured, or give it a number")
-        values = [value_in_parts(r, xs) for r, xs in self._penalized() if r is not None and xs]
-        self._own["search"]["gamma3"] = gamma3_for(float(sum(values)))
-        self.search = replace(self.search, gamma3=self._own["search"]["gamma3"])
-
-    def _penalized(self) -> list[tuple[Regularizer | None, list[Tensor]]]:
-        return [(g["regularizer"], [p for p in g["params"] if p.requires_grad]) for g in self.param_groups]
-
-    def _enter_domain(self, left: list[tuple[Tensor, Tensor]]) -> None:
-        """Algorithm 1 starts where R is finite: a group that does not is moved to its prox, once."""
-        for number, (regularizer, xs) in enumerate(self._penalized()):
-            if regularizer is None or not xs or regularizer.coefficients is not None:
-                continue  # finite everywhere
-            if not bool(regularizer.value(xs).isposinf()):
-                continue
-            left += [(x, x.clone()) for x in xs]
-            step = 1.0 / self.sigma if self._own["search"]["sigma_known"] else 1.0
-            for x, z in zip(xs, regularizer.prox(xs, step), strict=True):
-                x.copy_(z)
-            if not bool(regularizer.value(xs).isfinite()):
-                raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
-            warnings.warn(
-                f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox",
-                stacklevel=5,  # past step and torch's two wrappers around it: the user's line
-            )
-        self._own["search"]["entered"] = True
 
     def _can_refuse(self, scalars: Tensor, trial: Trial | FusedTrial, evaluations: TwoEvaluations) -> bool:
         """Something is not finite. At the trial point: True, to be refused. At x_t: all is put back, and it is an
