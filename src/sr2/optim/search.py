@@ -15,6 +15,9 @@ GAMMA3 = 0.8
 """The paper's, and the fastest that "auto" chooses."""
 GAIN = 2.0
 """What R may gain, about, by one fall of sigma at x_0."""
+COOLEST = 0.02
+"""The share of its step length that a cooldown leaves. Were it to end at 0, a weight that a batch takes from zero in
+the last steps could not come back."""
 
 
 def gamma3_for(R: float) -> float:
@@ -44,15 +47,15 @@ def as_cooldown(steps: object) -> tuple[int, int]:
 
 
 def cooled(sigma: Tensor, first: Tensor, t: Tensor, cooldown: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """sigma of step t, at least sigma_first (last - first) / (last - t) from the first step of the cooldown on.
+    """sigma of step t, from the first step of the cooldown on at least sigma_first / max(COOLEST, share of it left).
 
     `first` is sigma_first, 0 before there is one; it comes back beside sigma. All are 0-dim tensors.
     """
     start, last = cooldown
     cooling = t >= start
     first = torch.where(cooling & (first == 0), sigma, first)
-    least = first * (last - start) / (last - t).clamp_min(1)
-    return torch.maximum(sigma, least), first
+    left = (last - t).double() / (last - start)
+    return torch.maximum(sigma, first / left.clamp_min(COOLEST)), first
 
 
 class Decision(NamedTuple):

@@ -66,10 +66,10 @@ class SR2(FirstStep):
         gamma1, gamma2: 1 < gamma1 <= gamma2, the factors that raise sigma; gamma2=None means gamma1.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma; "auto" takes it from R(x_0), the nearer to 1 the larger.
         sigma_min: the least sigma.
-        cooldown: (first, last), the steps over which 1/sigma is brought down to zero along a line, as a learning rate
-            is at the end of a run: batches stay noisy while x settles, and no rho asks for shorter steps. Count every
-            step, from 0 on: (0.8 n, n) for a run of n. From `first` on, sigma_t >= sigma_first (last - first) / (last -
-            t).
+        cooldown: (first, last), the steps over which 1/sigma is brought down along a line to a fiftieth, as a learning
+            rate is at the end of a run: the noise of the batches stays while x settles, and no rho asks for shorter
+            steps. For a run of n steps, (0.8 n, n). From `first` on, sigma_t >= sigma_first / max(0.02, (last - t) /
+            (last - first)).
         momentum: beta of v_t, a bias-corrected average of gradients; rho then leaves out (g - v)'s, the batch's noise
             (not where `objective` is given).
         metric: a diagonal metric D_t, by name or as an object; the step then minimizes with sigma + D_t.
