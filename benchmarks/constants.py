@@ -1,7 +1,8 @@
-"""eta2 and gamma3 on digits, where they can go wrong; `docs/reproduction.md` shows what this prints.
+"""eta2, gamma3 and a cooldown on digits, where they matter; `docs/reproduction.md` shows what this prints.
 
     python benchmarks/constants.py wide      # l0 takes a wide network whole
     python benchmarks/constants.py steady    # with batch norm a low eta2 makes steps too long
+    python benchmarks/constants.py cooled    # and a cooldown makes them short in time
 
 The network of the rows on CIFAR-10 is `wide` below:
 
@@ -32,7 +33,12 @@ from sr2.regularizers.base import Regularizer
 
 AUTO: list[dict[str, Any]] = [{"eta2": eta2, "gamma3": "auto"} for eta2 in (0.99, 0.9, 0.8)]
 FIXED = [{"eta2": eta2, "gamma3": gamma3} for eta2, gamma3 in ((0.99, 0.8), (0.9, 0.95), (0.9, 0.8), (0.8, 0.8))]
-TABLES = {"wide": (512, [L0(1e-2), L0(1e-3)], [FIXED[0], *AUTO]), "steady": (64, [L1(1e-4), L0(1e-3)], FIXED)}
+COOLED = [{**constants, "cooldown": (480, 600)} for constants in FIXED]  # of 600 steps
+TABLES = {
+    "wide": (512, [L0(1e-2), L0(1e-3)], [FIXED[0], *AUTO]),
+    "steady": (64, [L1(1e-4), L0(1e-3)], FIXED),
+    "cooled": (64, [L1(1e-4), L0(1e-3)], COOLED),
+}
 
 
 def wide(classes: int, in_shape: tuple[int, ...], width: int = 1024, bias: bool = False) -> nn.Module:

@@ -263,3 +263,13 @@ def test_tensorboard_if_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     pytest.importorskip("tensorboard")
     assert train("--tensorboard") == 0
     assert list((only_run() / "tensorboard").glob("events*"))
+
+
+def test_a_cooldown_is_of_the_last_steps_of_the_run() -> None:
+    """Two epochs of seven steps, of which the last seven raise sigma, at the end fifty times."""
+    assert train("--cooldown", "0.5", "--sigma", "100", "--gamma3", "1") == 0
+    first, second = read_run(only_run()).metrics
+    assert (first["steps"], second["steps"]) == (7, 14)
+    assert (first["refused"], second["refused"]) == (0, 0)
+    assert first["sigma"] == 100
+    assert second["sigma"] == pytest.approx(5000)

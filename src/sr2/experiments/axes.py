@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from matplotlib.ticker import MaxNLocator
 
+from .groups import short
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -59,7 +61,9 @@ def logarithmic(label: str, values: Iterable[float]) -> Axis:
         if len(ticks) >= 3:
             break
     every = math.ceil(len(ticks) / 6)
-    return Axis(label, (10**lo, 10**hi), tuple((t, f"{t:g}") for t in ticks[::every]), log=True)
+    return Axis(
+        label, (10**lo, 10**hi), tuple((t, f"{t:g}" if t < 1e5 else short(t)) for t in ticks[::every]), log=True
+    )
 
 
 def opening(label: str, depths: Iterable[float]) -> Axis:

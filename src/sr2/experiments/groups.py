@@ -105,10 +105,10 @@ def settings_text(settings: dict[str, Any]) -> str:
 def short(number: float) -> str:
     """A constant in few characters.
 
-    >>> short(0.0001), short(0.025), short(0.5), short(41.0)
-    ('1e-4', '2.5e-2', '0.5', '41')
+    >>> short(0.0001), short(0.025), short(0.5), short(41.0), short(1e7)
+    ('1e-4', '2.5e-2', '0.5', '41', '1e7')
     """
-    if number and abs(number) < 0.1:
+    if number and not 0.1 <= abs(number) < 1e5:
         power = math.floor(math.log10(abs(number)) + 1e-9)
         return f"{number / 10.0**power:.4g}e{power}"
     return f"{number:g}"

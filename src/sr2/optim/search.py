@@ -80,7 +80,7 @@ class Search:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise ValueError(f"SR2: {name} must be a number, and is {value!r}")
         check_number("SR2", "sigma_min", self.sigma_min, 0, open_low=True)
         if not 0 < self.eta1 <= self.eta2 < 1:

@@ -108,7 +108,7 @@ class SR2(FirstStep):
     ) -> None:
         given: dict[str, object] = {"sigma": sigma, "gamma3": gamma3}
         for name, value in given.items():
-            if value != "auto" and not isinstance(value, Real):
+            if value != "auto" and (isinstance(value, bool) or not isinstance(value, Real)):
                 raise ValueError(f"SR2: {name} must be a number or 'auto', and is {value!r}")
         falls = GAMMA3 if isinstance(gamma3, str) else gamma3  # "auto" chooses in the first step
         self.search = Search(eta1, eta2, gamma1, gamma1 if gamma2 is None else gamma2, falls, sigma_min)

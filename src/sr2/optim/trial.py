@@ -30,7 +30,7 @@ class Trial:
             p.average()
         self._flat, self._compiled = flat, compiled
         for x in (x for p in proposals for x in p.xs):
-            if x not in kept or not _alike(kept[x], x):
+            if x not in kept or not _as_made_for(kept[x], x):
                 kept[x] = torch.empty_like(x)
         self._kept = [[kept[x] for x in p.xs] for p in proposals]
         self._moved: list[Piece] = []
@@ -79,7 +79,7 @@ class Trial:
         return any(bool(p.regularizer.value(kept).isposinf()) for p, kept in pairs)
 
 
-def _alike(old: Tensor, x: Tensor) -> bool:
+def _as_made_for(old: Tensor, x: Tensor) -> bool:
     """Whether a buffer made for x is still as one made now: the user may have changed x's dtype, shape or layout."""
     new = torch.empty_like(x, device="meta")
     return (old.shape, old.stride(), old.dtype, old.device) == (new.shape, new.stride(), new.dtype, x.device)
