@@ -9,10 +9,10 @@ The network of the rows on CIFAR-10 is `wide` below:
     PYTHONPATH=benchmarks sr2 train --data cifar10 --model constants:wide --regularizer l0 --lam 1e-3 --sigma auto \\
         --eta2 0.9 --gamma3 auto --epochs 20
 
-gamma1 and a cooldown on CIFAR-10's images at 8 x 8, where a network of 256 trains in two seconds an epoch:
+A cooldown on CIFAR-10's images at 8 x 8, where a network of 256 trains in two seconds an epoch:
 
     PYTHONPATH=benchmarks sr2 train --data constants:thumbnails --model constants:narrow --regularizer l1 --lam 1e-3 \\
-        --gamma1 1.5 --cooldown 0.2 --epochs 50
+        --cooldown 0.2 --epochs 50
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """cooldown=(first, last): 1/sigma falls to a fiftieth along a line, whatever rho says."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -86,10 +87,47 @@ def test_a_run_without_one_can_be_cooled_down_from_its_checkpoint():
     plain = SR2(model, L1(1e-3), sigma=4.0, eta2=1 - 1e-9)
     sigmas(plain, closure, 7)
     state = plain.state_dict()
-    del state["state"]["search"]["sigma_first"]  # as checkpoints of earlier versions are
+    del state["state"]["search"]["sigma_first"], state["state"]["search"]["cooldown"]  # as in earlier versions
     optimizer = SR2(model, L1(1e-3), sigma=4.0, eta2=1 - 1e-9, cooldown=(8, 12))
     optimizer.load_state_dict(state)
     assert sigmas(optimizer, closure, 4) == pytest.approx([4.0, 4.0, 16 / 3, 8.0, 16.0])  # sigma_8 is 4
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_given_late_the_line_begins_at_the_sigma_there_is(capturable):
+    options = {"sigma": 4.0, "eta2": 1 - 1e-9, "capturable": capturable}
+    model, closure = problem()
+    plain = SR2(model, L1(1e-3), **options)
+    sigmas(plain, closure, 15)
+    within = SR2(model, L1(1e-3), **options, cooldown=(10, 20))
+    within.load_state_dict(plain.state_dict())
+    assert sigmas(within, closure, 3) == pytest.approx([4.0, 4.0, 4.0 * 4 / 3, 8.0])  # 4 of 10 steps left, 3, 2
+    after = SR2(model, L1(1e-3), **options, cooldown=(5, 10))
+    after.load_state_dict(plain.state_dict())
+    assert sigmas(after, closure, 3) == [4.0] * 4
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_another_cooldown_forgets_the_one_before(capturable):
+    options = {"sigma": 1.0, "eta2": 0.01, "gamma3": 0.5, "capturable": capturable}
+    model, closure = problem()
+    one = SR2(model, L1(1e-3), **options, cooldown=(2, 6))
+    sigmas(one, closure, 6)
+    assert one.sigma == 0.25 * 50
+    other = SR2(model, L1(1e-3), **options, cooldown=(10, 12))
+    other.load_state_dict(one.state_dict())
+    found = sigmas(other, closure, 5)
+    assert found == pytest.approx([12.5 * 0.5**k for k in range(4)] + [12.5 * 0.5**4, 12.5 * 0.5**4 * 2])
+
+
+def test_a_broken_first_batch_begins_nothing():
+    model, closure = problem()
+    optimizer = SR2(model, L1(1e-3), gamma3=1.0, cooldown=(1, 100), capturable=True)
+    optimizer.step(lambda: closure() * float("nan"))
+    assert optimizer.counts["broken"] == 1
+    optimizer.step(closure)
+    assert optimizer._own["search"]["sigma_first"] == pytest.approx(optimizer.sigma * 98 / 99)
+    assert optimizer.sigma > 0.1
 
 
 def test_noise_is_averaged_out():
@@ -116,11 +154,12 @@ def test_noise_is_averaged_out():
 @pytest.mark.parametrize(
     ("cooldown", "words"),
     [
-        (0.2, "cooldown must be two numbers of steps, as \\(800, 1000\\), and is 0.2"),
-        ((1, 2, 3), "two numbers of steps"),
-        ((0, 5), "first step of the cooldown must be an integer of at least 1, and is 0"),
-        ((5, 5), "last step of the cooldown must be an integer of at least 6, and is 5"),
-        ((0.5, 10), "first step of the cooldown must be an integer"),
+        (0.2, "cooldown must be two whole numbers, as \\(800, 1000\\), and is 0.2: use round"),
+        ((1, 2, 3), "two whole numbers"),
+        ((80.0, 100), "two whole numbers, as \\(800, 1000\\), and is \\(80.0, 100\\): use round"),
+        ((True, 10), "two whole numbers"),
+        ((0, 5), "must have 1 <= first < last, as \\(800, 1000\\), and is \\(0, 5\\)"),
+        ((5, 5), "must have 1 <= first < last"),
     ],
 )
 def test_what_is_no_cooldown(cooldown, words):
@@ -129,9 +168,9 @@ def test_what_is_no_cooldown(cooldown, words):
 
 
 def test_not_with_epsilon():
-    with pytest.raises(ValueError, match="leave out one of the two"):
+    with pytest.raises(ValueError, match=re.escape("leave out cooldown=(5, 10) or epsilon=0.001")):
         SR2(nn.Linear(2, 1), cooldown=(5, 10), epsilon=1e-3)
 
 
 def test_it_is_shown():
-    assert "cooldown=(5, 10)" in repr(SR2(nn.Linear(2, 1), cooldown=[5, 10]))
+    assert "cooldown=(5, 10)" in repr(SR2(nn.Linear(2, 1), cooldown=[torch.tensor(5).numpy()[()], 10]))

@@ -99,7 +99,7 @@ def order(config: RunConfig) -> tuple[Any, ...]:
 
 def settings_text(settings: dict[str, Any]) -> str:
     """Settings as text: "momentum=0.9 sigma=default"."""
-    return " ".join(f"{name}={_plain(value)}" for name, value in settings.items())
+    return " ".join(f"{name}={_plain(value, name)}" for name, value in settings.items())
 
 
 def short(number: float) -> str:
@@ -114,9 +114,9 @@ def short(number: float) -> str:
     return f"{number:g}"
 
 
-def _plain(value: object) -> str:
-    if value is None:
-        return "default"
+def _plain(value: object, name: str) -> str:
+    if value is None:  # the optimizer's own default, which for some is to have none
+        return "none" if name in ("cooldown", "epsilon", "batch_growth") else "default"
     return short(value) if isinstance(value, float) else str(value).lower()
 
 

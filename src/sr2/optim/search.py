@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..regularizers.base import check_integer, check_number
+from ..regularizers.base import check_number
 
 GAMMA3 = 0.8
 """The paper's, and the fastest that "auto" chooses."""
@@ -39,23 +40,26 @@ def as_cooldown(steps: object) -> tuple[int, int]:
     >>> as_cooldown([800, 1000])
     (800, 1000)
     """
-    if not isinstance(steps, (tuple, list)) or len(steps) != 2:
-        raise ValueError(f"SR2: cooldown must be two numbers of steps, as (800, 1000), and is {steps!r}")
-    check_integer("SR2", "the first step of the cooldown", steps[0], 1)
-    check_integer("SR2", "the last step of the cooldown", steps[1], steps[0] + 1)
-    return steps[0], steps[1]
+    whole = isinstance(steps, (tuple, list)) and all(isinstance(s, Integral) and not isinstance(s, bool) for s in steps)
+    if not isinstance(steps, (tuple, list)) or not whole or len(steps) != 2:
+        raise ValueError(f"SR2: cooldown must be two whole numbers, as (800, 1000), and is {steps!r}: use round()")
+    first, last = map(int, steps)
+    if not 1 <= first < last:
+        raise ValueError(f"SR2: cooldown must have 1 <= first < last, as (800, 1000), and is {(first, last)}")
+    return first, last
 
 
 def cooled(sigma: Tensor, first: Tensor, t: Tensor, cooldown: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """sigma of step t, from the first step of the cooldown on at least sigma_first / max(COOLEST, share of it left).
 
-    `first` is sigma_first, 0 before there is one; it comes back beside sigma. All are 0-dim tensors.
+    `first` is sigma_first, 0 before there is one; it comes back beside sigma. All are 0-dim tensors. Where the line is
+    given to a run that is past its first step, sigma_first is such that it begins at the sigma there is.
     """
     start, last = cooldown
     cooling = t >= start
-    first = torch.where(cooling & (first == 0), sigma, first)
-    left = (last - t).double() / (last - start)
-    return torch.maximum(sigma, first / left.clamp_min(COOLEST)), first
+    left = ((last - t).double() / (last - start)).clamp_min(COOLEST)
+    first = torch.where(cooling & (first == 0), sigma * left, first)
+    return torch.where(cooling, torch.maximum(sigma, first / left), sigma), first
 
 
 class Decision(NamedTuple):

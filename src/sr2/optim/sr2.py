@@ -68,8 +68,8 @@ class SR2(FirstStep):
         sigma_min: the least sigma.
         cooldown: (first, last), the steps over which 1/sigma is brought down along a line to a fiftieth, as a learning
             rate is at the end of a run: the noise of the batches stays while x settles, and no rho asks for shorter
-            steps. For a run of n steps, (0.8 n, n). From `first` on, sigma_t >= sigma_first / max(0.02, (last - t) /
-            (last - first)).
+            steps. For a run of n steps, (round(0.8 n), n). From `first` on, sigma_t >= sigma_first / max(0.02,
+            (last - t) / (last - first)).
         momentum: beta of v_t, a bias-corrected average of gradients; rho then leaves out (g - v)'s, the batch's noise
             (not where `objective` is given).
         metric: a diagonal metric D_t, by name or as an object; the step then minimizes with sigma + D_t.
@@ -118,7 +118,10 @@ class SR2(FirstStep):
         if epsilon is not None:
             check_number("SR2", "epsilon", epsilon, 0, open_low=True)
         if cooldown is not None and epsilon is not None:
-            raise ValueError("SR2: steps that a cooldown shortens say nothing of epsilon: leave out one of the two")
+            raise ValueError(
+                f"SR2: steps that a cooldown shortens say nothing of stationarity: leave out cooldown={cooldown!r} or "
+                f"epsilon={epsilon!r}"
+            )
         if batch_growth is not None and not isinstance(batch_growth, BatchGrowth):
             raise TypeError(
                 f"SR2: batch_growth must be a BatchGrowth, as BatchGrowth(kappa=10.0), and is {batch_growth!r}"
@@ -139,7 +142,8 @@ class SR2(FirstStep):
             "sigma": float(sigma) if known else math.nan,
             "sigma_known": known,
             "gamma3": None,  # what "auto" chose
-            "sigma_first": 0.0,  # of the cooldown, once it has begun
+            "cooldown": self.cooldown,
+            "sigma_first": 0.0,  # of that cooldown, once it has begun
             "entered": False,
             "batch": None if batch_growth is None else batch_growth.batch,
             "steps_squared": stationarity.start(),
@@ -171,6 +175,8 @@ class SR2(FirstStep):
         super()._place()
         self._draws, self._fused_judge, self._kept = False, None, {}
         search, device = self._own["search"], self.param_groups[0]["params"][0].device
+        if search["cooldown"] != self.cooldown:  # the loaded state's
+            search |= {"cooldown": self.cooldown, "sigma_first": 0.0}
         numbers = [(name, float, torch.float64) for name in ("sigma", "sigma_first")]
         for name, kind, dtype in (*numbers, *((c, int, torch.int64) for c in _COUNTS)):
             value = kind(search.get(name, 0))
@@ -281,6 +287,7 @@ class SR2(FirstStep):
                     self._estimate_sigma(closure)
                 loss = self._attempt(closure, objective)
             if loss is not None:
+                self._cool()
                 return loss
 
     def _attempt(self, closure: Closure, objective: Closure | None) -> Tensor | None:
@@ -300,14 +307,12 @@ class SR2(FirstStep):
             losses, eps = (loss, f, f_trial), self._resolution(loss)
             if self.capturable:
                 self._settle_on_device(losses, parts, eps, trial, evaluations)
-                self._cool()
                 return loss
             scalars = self._scalars(losses, parts).cpu()  # the one host read of a step
             if not self._batch_passes(scalars, eps, None if objective else noise):
                 trial.put_back()
             elif not self._settle(scalars, eps, trial, evaluations):
                 return None
-            self._cool()
         except BaseException:  # an interrupt must not leave x halfway
             if trial is not None:
                 trial.put_back()
@@ -418,9 +423,9 @@ class SR2(FirstStep):
 
     def _cool(self) -> None:
         """sigma of the next step is at least the cooldown's; without a host read where it lives on the device."""
-        if self.cooldown is None:
-            return
         search = self._own["search"]
+        if self.cooldown is None or not search["sigma_known"]:  # it is not after a first batch that was broken
+            return
         t = torch.as_tensor(sum(search[name] for name in _COUNTS))
         sigma, first = (torch.as_tensor(search[name], dtype=torch.float64) for name in ("sigma", "sigma_first"))
         sigma, first = cooled(sigma, first, t, self.cooldown)
