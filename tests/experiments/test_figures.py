@@ -156,6 +156,21 @@ def test_files_are_svg_and_png_and_the_same_each_time(grid: list[RunRecord]) -> 
     assert min(width, height) > 300
 
 
+def test_legends_are_whole_and_inside_the_figure(tmp_path: Path) -> None:
+    """Runs of one cell that differ in many settings have long names."""
+    config = RunConfig(epochs=3, eta2=0.9, gamma3=0.998, momentum=0.9, precision="bf16")
+    runs = [make_run(tmp_path, dataclasses.replace(config, gamma1=g)) for g in (1.5, 2.0, 5.56)]
+    runs += [make_run(tmp_path, dataclasses.replace(config, cooldown=0.2, eta2=0.99, gamma3=0.8, momentum=0.0))]
+    for name, figure in figures.figures([*runs, *demo_grid(tmp_path / "grid")]).items():
+        figure.draw_without_rendering()
+        for legend in figure.legends:
+            box, page = legend.get_window_extent(), figure.bbox
+            assert page.x0 <= box.x0, name
+            assert box.x1 <= page.x1, name
+            assert page.y0 <= box.y0, name
+            assert not any("…" in text.get_text() for text in legend.get_texts()), name
+
+
 def test_marks_that_would_overlap_share_a_tick_and_none_is_lost() -> None:
     axis = axes.marked([0.2, 0.6], [(0.95, "b"), (7.5e-4, "a"), (0.99, "c")])
     assert [(at, text) for at, text in axis.ticks if text in "a b, c"] == [(7.5e-4, "a"), (0.99, "b, c")]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -24,6 +25,9 @@ COLORS = {"sr2": "#0072b2", "proxgen": "#d55e00", "proxsgd": "#009e73", "amber":
 OTHER = "#cc79a7"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (10, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
+
+LINE, LETTER = 0.6, 0.08
+"""Inches of a legend's entry: its line with the space around, and a letter."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -52,9 +56,12 @@ def draw(chart: Chart, plate: Plate) -> Figure:
         wide = any(isinstance(panel, Heat) for panel in plate.panels) or len(plate.panels) == 1
         columns = 1 if wide or plate.stacked else 2 if len(plate.panels) in (2, 4) else 3
         rows = -(-len(plate.panels) // columns)
-        figure = Figure(
-            figsize=(6.4 if columns == 1 else 3.2 * columns, _height(plate, wide) * rows + 0.7), layout="constrained"
-        )
+        width = 6.4 if columns == 1 else 3.2 * columns
+        labels = [_lines(key.label, int((width - LINE) / LETTER)) for key in plate.legend]
+        handles = [_handle(key, label) for key, label in zip(plate.legend, labels, strict=True)]
+        abreast = _abreast([label.split("\n")[0] for label in labels], width)
+        lines = -(-sum(label.count("\n") + 1 for label in labels) // abreast)
+        figure = Figure(figsize=(width, _height(plate, wide) * rows + 0.5 + 0.2 * lines), layout="constrained")
         FigureCanvasAgg(figure)
         figure.suptitle(_short(f"{chart.title}: {plate.title}", 70), x=0.01, ha="left", fontsize=10, fontweight="bold")
         axes = figure.subplots(rows, columns, squeeze=False).flat
@@ -68,14 +75,8 @@ def draw(chart: Chart, plate: Plate) -> Figure:
                     ax.tick_params(labelbottom=False)
         for ax in list(figure.axes)[len(plate.panels) : rows * columns]:
             ax.set_axis_off()
-        if plate.legend:
-            handles = [_handle(key, 40 if plate.stacked else 34) for key in plate.legend]
-            figure.legend(
-                handles=handles,
-                loc="outside lower center",
-                ncols=min(len(handles), 2 if plate.stacked else 8 if columns == 3 else 6),
-                columnspacing=1.4,
-            )
+        if handles:
+            figure.legend(handles=handles, loc="outside lower center", ncols=abreast, columnspacing=1.4)
         return figure
 
 
@@ -88,6 +89,21 @@ def encode(figure: Figure) -> dict[str, bytes]:
             figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
             out[kind] = buffer.getvalue()
     return out
+
+
+def _abreast(labels: Sequence[str], width: float) -> int:
+    """In how many columns a legend fits into a width: as many as their longest entries allow.
+
+    >>> _abreast(["l1", "l0", "front"], 6.4), _abreast(["l1 1e-4 gamma1=1.5 cooldown=0.2 precision=bf16"] * 3, 6.4)
+    (3, 1)
+    """
+
+    def fits(columns: int) -> bool:
+        rows = -(-len(labels) // columns)
+        longest = [max(map(len, labels[i : i + rows])) for i in range(0, len(labels), rows)]
+        return sum(LINE + LETTER * n for n in longest) <= width
+
+    return max((n for n in range(1, len(labels) + 1) if fits(n)), default=1)
 
 
 def _height(plate: Plate, wide: bool) -> float:
@@ -147,8 +163,8 @@ def _heat(figure: Figure, ax: Axes, heat: Heat) -> None:
     figure.colorbar(image, ax=ax, label=heat.title, fraction=0.04, pad=0.02)
 
 
-def _handle(key: Key, most: int) -> Line2D:
-    color, label = _color(key.color), _short(key.label, most)
+def _handle(key: Key, label: str) -> Line2D:
+    color = _color(key.color)
     if key.kind == "bar":
         return Line2D([], [], color=color, linewidth=5, label=label, solid_capstyle="butt")
     if key.kind == "point":
@@ -156,6 +172,11 @@ def _handle(key: Key, most: int) -> Line2D:
         return Line2D([], [], color=color, linestyle="none", marker=marker, label=label)
     dash: Any = "-" if key.kind == "front" else DASHES[key.style % len(DASHES)]
     return Line2D([], [], color=color, linestyle=dash, linewidth=1 if key.kind == "front" else 1.3, label=label)
+
+
+def _lines(text: str, most: int) -> str:
+    """At most three lines of so many letters."""
+    return textwrap.fill(_short(text, 3 * most), most, max_lines=3, placeholder="…")
 
 
 def _short(text: str, most: int = 34) -> str:
