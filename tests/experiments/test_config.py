@@ -139,8 +139,15 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
         "not separable.*use metric=None",
     ),
     "an option of another": ({"optimizer": "proxsgd", "sigma": 1.0}, "no option sigma: its options are .*rho_decay"),
-    "a cooldown of no steps": ({"cooldown": 0.0}, "a share of the run, above 0 and at most 1, and is 0"),
-    "a cooldown of a growing batch": ({"cooldown": 0.2, "batch_growth": 5.0}, "nobody knows the last step"),
+    "a cooldown of no steps": ({"cooldown": 0.0}, "a share of the run, as 0.2, and is 0"),
+    "a cooldown of growing batches": (
+        {"cooldown": 0.2, "batch_growth": 5.0},
+        "cooldown=0.2 or batch_growth=5",
+    ),
+    "a cooldown of a run that may stop": (
+        {"cooldown": 0.2, "epsilon": 1e-3},
+        "cooldown=0.2 or epsilon=0.001",
+    ),
     "a cooldown of a rival": ({"cooldown": 0.2, "optimizer": "proxgen"}, "proxgen has no option cooldown"),
     "lr for sr2": ({"lr": 0.1}, "sr2 has no option lr"),
     "a wrong option": ({"eta1": 2.0}, "eta1"),

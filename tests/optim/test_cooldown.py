@@ -154,10 +154,10 @@ def test_noise_is_averaged_out():
 @pytest.mark.parametrize(
     ("cooldown", "words"),
     [
-        (0.2, "cooldown must be two whole numbers, as \\(800, 1000\\), and is 0.2: use round"),
-        ((1, 2, 3), "two whole numbers"),
-        ((80.0, 100), "two whole numbers, as \\(800, 1000\\), and is \\(80.0, 100\\): use round"),
-        ((True, 10), "two whole numbers"),
+        (0.2, "cooldown must be its first and last step, as \\(800, 1000\\), and is 0.2"),
+        ((1, 2, 3), "first and last step"),
+        ((80.0, 100), "first and last step, as \\(800, 1000\\), and is \\(80.0, 100\\)"),
+        ((True, 10), "first and last step"),
         ((0, 5), "must have 1 <= first < last, as \\(800, 1000\\), and is \\(0, 5\\)"),
         ((5, 5), "must have 1 <= first < last"),
     ],

@@ -311,9 +311,10 @@ def checked(config: RunConfig) -> RunConfig:
     if config.batch_growth is not None and config.largest_batch < config.batch:
         raise UserError(f"largest_batch must be at least the batch, {config.batch}, and is {config.largest_batch}")
     if config.cooldown is not None and not 0 < config.cooldown <= 1:
-        raise UserError(f"cooldown must be a share of the run, above 0 and at most 1, and is {config.cooldown:g}")
-    if config.cooldown is not None and config.batch_growth is not None:
-        raise UserError("with batch_growth nobody knows the last step: leave out it or the cooldown")
+        raise UserError(f"cooldown must be a share of the run, as 0.2, and is {config.cooldown:g}")
+    for name in ("batch_growth", "epsilon"):  # with either, nobody knows the last step
+        if config.cooldown is not None and (value := getattr(config, name)) is not None:
+            raise UserError(f"leave out cooldown={config.cooldown:g} or {name}={value:g}: they exclude each other")
     if config.certificate and config.optimizer != "sr2":
         raise UserError(f"a certificate is about steps of sr2, and the optimizer is {config.optimizer}")
     if config.certificate and (config.momentum or config.metric not in (None, "none")):

@@ -40,26 +40,26 @@ def as_cooldown(steps: object) -> tuple[int, int]:
     >>> as_cooldown([800, 1000])
     (800, 1000)
     """
-    whole = isinstance(steps, (tuple, list)) and all(isinstance(s, Integral) and not isinstance(s, bool) for s in steps)
-    if not isinstance(steps, (tuple, list)) or not whole or len(steps) != 2:
-        raise ValueError(f"SR2: cooldown must be two whole numbers, as (800, 1000), and is {steps!r}: use round()")
-    first, last = map(int, steps)
+    pair = list(steps) if isinstance(steps, (tuple, list)) else []
+    if len(pair) != 2 or not all(isinstance(s, Integral) and not isinstance(s, bool) for s in pair):
+        raise ValueError(f"SR2: cooldown must be its first and last step, as (800, 1000), and is {steps!r}")
+    first, last = map(int, pair)
     if not 1 <= first < last:
         raise ValueError(f"SR2: cooldown must have 1 <= first < last, as (800, 1000), and is {(first, last)}")
     return first, last
 
 
-def cooled(sigma: Tensor, first: Tensor, t: Tensor, cooldown: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def cooled(sigma: Tensor, sigma_first: Tensor, t: Tensor, cooldown: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """sigma of step t, from the first step of the cooldown on at least sigma_first / max(COOLEST, share of it left).
 
-    `first` is sigma_first, 0 before there is one; it comes back beside sigma. All are 0-dim tensors. Where the line is
-    given to a run that is past its first step, sigma_first is such that it begins at the sigma there is.
+    sigma_first is 0 before there is one, and comes back beside sigma. All are 0-dim tensors. Where the line is given to
+    a run that is past its first step, sigma_first is such that it begins at the sigma there is.
     """
-    start, last = cooldown
-    cooling = t >= start
-    left = ((last - t).double() / (last - start)).clamp_min(COOLEST)
-    first = torch.where(cooling & (first == 0), sigma * left, first)
-    return torch.where(cooling, torch.maximum(sigma, first / left), sigma), first
+    first, last = cooldown
+    cooling = t >= first
+    left = ((last - t).double() / (last - first)).clamp_min(COOLEST)
+    sigma_first = torch.where(cooling & (sigma_first == 0), sigma * left, sigma_first)
+    return torch.where(cooling, torch.maximum(sigma, sigma_first / left), sigma), sigma_first
 
 
 class Decision(NamedTuple):
