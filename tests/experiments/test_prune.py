@@ -9,7 +9,6 @@ import torch
 
 from sr2.cli import main
 from sr2.experiments.config import RunConfig
-from sr2.experiments.data import load
 from sr2.experiments.evaluate import accuracy, recalibrate_
 from sr2.experiments.problem import Problem
 from sr2.experiments.prune import sweep
@@ -48,15 +47,15 @@ def test_the_network_has_its_weights_and_statistics_again() -> None:
     assert [m.momentum for m in made.model.modules() if isinstance(m, torch.nn.BatchNorm2d)] == momenta
 
 
-def test_statistics_are_estimated_over_all_training_images_as_they_are() -> None:
+@pytest.mark.parametrize("augment", [False, True])
+def test_statistics_are_estimated_over_the_training_batches_as_they_are_trained_on(augment: bool) -> None:
     made = problem("cnn")
+    made.batches.augment = augment
     conv, norm = made.model[0], made.model[1]  # type: ignore[index]
     norm.running_mean.fill_(99.0)
     assert recalibrate_(made)
-    data = load("digits")
-    x = (data.train_images.float() / 255 - data.mean[0]) / data.std[0]
     with torch.no_grad():
-        batches = [conv(part) for part in x.split(500)]
+        batches = [conv(x) for x, _ in made.batches.epoch(0)]
     mean = torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0)
     variance = torch.stack([b.var((0, 2, 3)) for b in batches]).mean(0)
     torch.testing.assert_close(norm.running_mean, mean, rtol=1e-4, atol=1e-5)

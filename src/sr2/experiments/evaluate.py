@@ -68,7 +68,10 @@ class CapturedSums:
 
 @torch.no_grad()
 def recalibrate_(problem: Problem) -> bool:
-    """Estimate every batch-norm's statistics anew, over the training images without augmentation.
+    """Estimate every batch-norm's statistics anew, over the training batches of one epoch, as they are trained on.
+
+    Augmented: a network that knows its images by heart answers them otherwise as they are, and DenseNet-121 under l0
+    loses 3.5 points of accuracy to statistics of those.
 
     Returns:
         whether the network has any.
@@ -82,7 +85,7 @@ def recalibrate_(problem: Problem) -> bool:
         norm.reset_running_stats()
         norm.train()
     try:
-        for seen, (x, _) in enumerate(problem.train):
+        for seen, (x, _) in enumerate(problem.batches.epoch(0)):
             for norm in norms:
                 norm.momentum = 1 / (seen + 1)  # the plain mean over batches
             problem.logits(x)

@@ -26,7 +26,7 @@ class Problem:
     Attributes:
         model: the network with its first weights, on the device.
         batches: the training batches.
-        test, train: all images of a split, in order, not augmented.
+        test: the test images, in order, not augmented.
         loss, logits, arithmetic: of the network in the run's precision, see `Network`.
     """
 
@@ -46,7 +46,6 @@ class Problem:
             dataset, config.batch, device, seed=config.seed, augment=config.augment, channels_last=on_cuda
         )
         self.test: EvalBatches = eval_batches(dataset, EVAL_BATCH, device, channels_last=on_cuda)
-        self.train: EvalBatches = eval_batches(dataset, EVAL_BATCH, device, split="train", channels_last=on_cuda)
         self._kept: dict[str, Any] = {}
         self.network = Network(model, device, config.precision, compiled=config.compile)
         self.loss, self.logits, self.arithmetic = self.network.loss, self.network.logits, self.network.arithmetic

@@ -157,8 +157,10 @@ class Trainer:
 
     def _stop_if_asked(self) -> None:
         if self.stop.asked:
-            where = f"in epoch {self.epoch + 1}, after step {self.step}" if self.step else f"after epoch {self.epoch}"
-            raise StoppedError(f"stopped {where} of {self.config.epochs}, and saved: run the same command to go on")
+            where = f"step {self.step} of epoch {self.epoch + 1}" if self.step else f"epoch {self.epoch}"
+            raise StoppedError(
+                f"stopped after {where} of {self.config.epochs}, and saved: run the same command to go on"
+            )
 
     def _row(self) -> Row:
         """The epoch that was just trained, measured."""

@@ -174,7 +174,7 @@ class Batches:
 
 
 class EvalBatches:
-    """All images of a split, in order, normalized and not augmented; may be walked through repeatedly."""
+    """All test images, in order, normalized and not augmented; may be walked through repeatedly."""
 
     def __init__(
         self,
@@ -204,20 +204,16 @@ def eval_batches(
     batch_size: int,
     device: torch.device | str,
     dtype: torch.dtype = torch.float32,
-    split: str = "test",
     channels_last: bool = False,
 ) -> EvalBatches:
-    """The batches of the test images (or, with split="train", of the training images as they are).
+    """The batches of the test images.
 
     >>> from sr2.experiments.data import load
     >>> sum(len(y) for x, y in eval_batches(load("digits"), 100, "cpu"))
     360
     """
-    images, labels = getattr(dataset, f"{split}_images"), getattr(dataset, f"{split}_labels")
-    mean, std = _statistics(dataset, device)
-    return EvalBatches(
-        images.to(device), labels.to(device), batch_size, mean, std, dtype, _memory_format(channels_last)
-    )
+    images, labels = dataset.test_images.to(device), dataset.test_labels.to(device)
+    return EvalBatches(images, labels, batch_size, *_statistics(dataset, device), dtype, _memory_format(channels_last))
 
 
 def _statistics(dataset: Dataset, device: torch.device | str) -> tuple[Tensor, Tensor]:
