@@ -15,6 +15,7 @@ from sr2.experiments.config import (
     OPTIMIZERS,
     OPTIONS,
     REGULARIZERS,
+    Precision,
     RunConfig,
     checked,
     make_optimizer,
@@ -39,7 +40,7 @@ def test_every_exported_regularizer_and_optimizer_has_a_name() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_option_of_an_optimizer_is_a_setting(name: str) -> None:
-    elsewhere = {"params", "regularizer", "penalize", "foreach", "capturable", "compile"}
+    elsewhere = {"params", "regularizer", "penalize", "foreach", "capturable", "compile", "autocast"}
     assert set(inspect.signature(OPTIMIZERS[name]).parameters) - elsewhere <= set(OPTIONS)
 
 
@@ -175,3 +176,11 @@ def test_refused_before_anything_starts(case: str) -> None:
 
 def test_auto_is_resolved_before_the_key() -> None:
     assert checked(RunConfig(device="auto")).device in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("bf16", torch.bfloat16), ("fp32", None)])
+def test_sr2_is_told_how_its_loss_is_rounded(precision: Precision, expected: torch.dtype | None) -> None:
+    optimizer = make_optimizer(RunConfig(precision=precision), nn.Linear(2, 1))
+    assert isinstance(optimizer, sr2.SR2)
+    assert optimizer.autocast == expected
+    make_optimizer(RunConfig(optimizer="proxgen", precision=precision), nn.Linear(2, 1))  # which need not know

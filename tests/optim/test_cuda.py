@@ -122,6 +122,19 @@ def test_captured_is_eager(momentum, metric, dropout):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
+def test_captured_is_eager_with_the_slack_of_autocast():
+    def make(m, c):
+        return SR2(m, L0(1e-4), sigma=0.3, autocast=torch.bfloat16, capturable=c)
+
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    *_, rows_e = train(False, steps=60, dropout=0.0, optimizer=make)
+    *_, rows_c = train(True, steps=60, dropout=0.0, optimizer=make)
+    for e, c in zip(rows_e, rows_c, strict=True):
+        assert e.accepted == (None if c[8] else bool(c[7]))
+        assert math.isclose(e.sigma, float(c[3]), rel_tol=1e-12)
+
+
 def test_captured_is_eager_in_a_cooldown():
     def make(m, c):
         return SR2(m, L0(1e-4), sigma=0.3, cooldown=(20, 60), capturable=c)

@@ -14,7 +14,7 @@ from torch import nn
 from sr2 import L0, L1, SR2, ElasticNet
 from sr2.optim import fused
 from sr2.optim.fused import FusedDecision, FusedTrial
-from sr2.optim.search import Search
+from sr2.optim.search import Search, rounding
 from sr2.optim.trial import Trial
 from sr2.regularizers import base as regularizers_base
 from tests.optim.test_first_step import LargeTensors
@@ -94,8 +94,9 @@ def test_the_fused_average_is_the_average(beta, capturable):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
-def test_the_decision_is_that_of_search():
-    constants = (7.5e-4, 0.99, 5.56, 7.0, 0.8, 1.0, 1e-6, 0.99)
+@pytest.mark.parametrize("coarse", [0.0, 0.3])
+def test_the_decision_is_that_of_search(coarse):
+    constants = (7.5e-4, 0.99, 5.56, 7.0, 0.8, 1.0, 1e-6, coarse, 0.99)
     search, generator = Search(*constants[:6]), torch.Generator().manual_seed(0)
     seen = set()
 
@@ -119,7 +120,7 @@ def test_the_decision_is_that_of_search():
         accepted, sound = FusedDecision(constants, torch.device("cpu"))(
             [loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), own, last
         )
-        slack = constants[6] * f.double().abs().clamp_min(1.0)
+        slack = rounding(f.double(), f_trial.double(), 1e-7, coarse)
         expected = search.decide(sigma, f - f_trial.double() + dR, dR - vs, slack, ss)
         assert bool(sound) == bool(loss.isfinite())
         assert bool(accepted) == bool(expected.accepted & sound)

@@ -125,10 +125,12 @@ def _rows(timings: Sequence[Timing], base: str) -> list[dict[str, Any]]:
 def time_training(config: BenchConfig, device: torch.device) -> list[Timing]:
     """A whole step on random images: SGD, SR2 with l1 and l0, ProxGEN, ProxSGD."""
     on_cuda = device.type == "cuda"
+    options: dict[str, Any] = {"sigma": 1e3, "capturable": _captures(config, device)}
+    options["autocast"] = torch.bfloat16 if config.precision == "bf16" else None
     makers: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
         "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, fused=on_cuda, foreach=not on_cuda),
-        "sr2 l1": lambda m: SR2(m, L1(1e-4), sigma=1e3, capturable=_captures(config, device)),
-        "sr2 l0": lambda m: SR2(m, L0(1e-6), sigma=1e3, capturable=_captures(config, device)),
+        "sr2 l1": lambda m: SR2(m, L1(1e-4), **options),
+        "sr2 l0": lambda m: SR2(m, L0(1e-6), **options),
         "proxgen l1": lambda m: ProxGEN(m, L1(1e-4), 1e-3, capturable=_captures(config, device)),
         "proxsgd l1": lambda m: ProxSGD(m, L1(1e-4), rho=None, metric=None, capturable=_captures(config, device)),
     }

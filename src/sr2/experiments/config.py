@@ -84,7 +84,7 @@ class Settings:
     augment: bool = True
     """Whether to crop and flip, where the data set asks for it; --no-augment turns it off."""
     precision: Precision = "fp32"
-    """Arithmetic of the network: fp32, tf32 (CUDA only) or bf16 (parameters stay float32)."""
+    """Arithmetic of the network: fp32, tf32 (CUDA only) or bf16 (parameters stay float32, SR2's rho allows for it)."""
     compile: bool = False
     """Compile the network with torch.compile."""
     deterministic: bool = False
@@ -233,6 +233,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
         if config.batch_growth is not None:
             growth = optim.BatchGrowth(config.batch_growth, config.batch, largest=config.largest_batch)
             options["batch_growth"] = growth
+        if config.precision == "bf16" and "autocast" in takes:
+            options["autocast"] = torch.bfloat16
         if config.cooldown is not None:
             first = max(1, round((1 - config.cooldown) * steps))
             options["cooldown"] = (first, max(first + 1, steps))

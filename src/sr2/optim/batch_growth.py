@@ -59,7 +59,7 @@ class BatchGrowth:
 
     def passes(self, model_error: float, noise: float, ss: float, slack: float) -> bool:
         """Assumption 3 for one step: model_error = |f(x + s) - f(x) - g's|, ss = |s|^2."""
-        return model_error + noise * math.sqrt(ss) <= self.kappa * ss + slack
+        return max(0.0, model_error - slack) + noise * math.sqrt(ss) <= self.kappa * ss
 
 
 class GradientNoise:

@@ -215,7 +215,8 @@ class FusedDecision:
     """Accept? Next sigma? in one kernel, for a capturable SR2 whose trial is fused; `Search.decide` is its oracle.
 
     Args:
-        constants: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, the slack's 10 eps, the forgetting factor.
+        constants: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, `rounding`'s 10 eps and coarse, the
+            forgetting factor.
     """
 
     def __init__(self, constants: Sequence[float], device: torch.device) -> None:

@@ -122,7 +122,7 @@ def decide(
     f_pointer,
     trial_pointer,
     sums,  # float64: v's, R(x) - R(x + s), |s|^2, how many v are not finite
-    constants,  # float64: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, the slack's 10 eps, the forgetting factor
+    constants,  # float64: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, 10 eps, coarse, the forgetting factor
     sigma_pointer,
     accepted_count,
     refused_count,
@@ -147,7 +147,9 @@ def decide(
     actual = f - f_trial + dR
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
-    slack = tl.load(constants + 6) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)
+    slack = tl.load(constants + 6) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
+    coarse = tl.load(constants + 7) * tl.abs(f_trial)
+    slack = tl.where(coarse > slack, coarse, slack)
     numerator = actual + slack
     denominator = predicted + slack
     null = (ss == 0.0) & sound
@@ -166,7 +168,7 @@ def decide(
     tl.store(null_count, tl.load(null_count) + null.to(tl.int64))
     tl.store(broken_count, tl.load(broken_count) + (sound == 0).to(tl.int64))
     if accepted | null:
-        forget = tl.load(constants + 7)
+        forget = tl.load(constants + 8)
         tl.store(squares, forget * tl.load(squares) + 1.0)
         tl.store(squares + 1, forget * forget * tl.load(squares + 1) + 1.0)
         tl.store(squares + 2, forget * tl.load(squares + 2) + ss)

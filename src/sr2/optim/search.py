@@ -62,6 +62,15 @@ def cooled(sigma: Tensor, sigma_first: Tensor, t: Tensor, cooldown: tuple[int, i
     return torch.where(cooling, torch.maximum(sigma, sigma_first / left), sigma), sigma_first
 
 
+def rounding(f: Tensor, f_trial: Tensor, eps: float, coarse: float) -> Tensor:
+    """What rounding may make of f(x) - f(x + s): 10 eps max(1, |f(x)|), or coarse |f(x + s)| where that is more.
+
+    eps is of the loss, whose last operations have numbers of the size of 1; what is rounded before them, by autocast,
+    changes the loss by a share of itself. Momentum shifts f(x), and f(x + s) is what was evaluated.
+    """
+    return torch.maximum(10 * eps * f.abs().clamp_min(1.0), coarse * f_trial.abs())
+
+
 class Decision(NamedTuple):
     """The fate of a step, as 0-dim tensors."""
 

@@ -28,7 +28,7 @@ from .fused import FusedDecision, FusedTrial
 from .metrics import Metric
 from .proposal import Proposal
 from .proximal_step import Parts
-from .search import GAMMA3, Decision, Search, as_cooldown, cooled
+from .search import GAMMA3, Decision, Search, as_cooldown, cooled, rounding
 from .trial import Trial
 
 _COUNTS = ("accepted", "refused", "null", "broken")
@@ -80,6 +80,9 @@ class SR2(FirstStep):
             (see `sr2.optim.CapturedStep`). A loss that is not finite at x_t is then refused and counted, not raised.
         compile: have torch.compile make the optimizer's own work one pass where it is not one kernel already, as on the
             CPU.
+        autocast: the dtype of the closure's `torch.autocast`, torch.bfloat16 or torch.float16. Its rounding moves the
+            loss by up to eps |f|, and rho then carries a slack of 2 eps |f|; left out, steps that gain less are refused
+            by chance, and sigma runs away.
         epsilon: the tolerance behind `converged`: E[|s|^2] <= epsilon^2, the paper's measure of stationarity.
         batch_growth: test assumption 3 at every step and ask for larger batches where it fails (see `BatchGrowth`).
     """
@@ -103,6 +106,7 @@ class SR2(FirstStep):
         foreach: bool | None = None,
         capturable: bool = False,
         compile: bool = False,  # noqa: A002 - torch's own word
+        autocast: torch.dtype | None = None,
         epsilon: float | None = None,
         batch_growth: BatchGrowth | None = None,
     ) -> None:
@@ -115,6 +119,8 @@ class SR2(FirstStep):
         if not isinstance(sigma, str):
             check_number("SR2", "sigma", sigma, sigma_min)
         check_number("SR2", "momentum", momentum, 0, 1)
+        if autocast not in (None, torch.bfloat16, torch.float16):
+            raise ValueError(f"SR2: autocast must be torch.bfloat16, torch.float16 or None, and is {autocast!r}")
         if epsilon is not None:
             check_number("SR2", "epsilon", epsilon, 0, open_low=True)
         if cooldown is not None and epsilon is not None:
@@ -132,6 +138,7 @@ class SR2(FirstStep):
         self.cooldown = None if cooldown is None else as_cooldown(cooldown)
         self.momentum = momentum
         self.compile = compile
+        self.autocast = autocast
         self.epsilon = epsilon
         self.batch_growth = batch_growth
         super().__init__(
@@ -161,6 +168,7 @@ class SR2(FirstStep):
         "cooldown",
         "momentum",
         "compile",
+        "autocast",
         "epsilon",
         "batch_growth",
         "_last",
@@ -251,6 +259,7 @@ class SR2(FirstStep):
         words += f"gamma3={'auto' if unknown else f'{s.gamma3:g}'}, sigma_min={s.sigma_min:g}"
         words += f", cooldown={self.cooldown}" if self.cooldown else ""
         words += f", momentum={self.momentum:g}" if self.momentum else ""
+        words += f", autocast={self.autocast}" if self.autocast else ""
         words += f", epsilon={self.epsilon:g}" if self.epsilon is not None else ""
         words += f", batch_growth={self.batch_growth!r}" if self.batch_growth else ""
         return (
@@ -353,12 +362,17 @@ class SR2(FirstStep):
         exact = all(x.dtype == torch.float64 for group in self.param_groups for x in group["params"])
         return max(torch.finfo(loss.dtype).eps, torch.finfo(torch.float64 if exact else torch.float32).eps)
 
+    @property
+    def _coarse(self) -> float:
+        """The share of f that autocast's rounding may hide: 2 eps, five deviations or more (benchmarks/rounding.py)."""
+        return 0.0 if self.autocast is None else 2 * torch.finfo(self.autocast).eps
+
     def _decide(self, scalars: Tensor, eps: float) -> tuple[Decision, Tensor]:
         """The decision, and the figures of `StepInfo` in its order."""
         loss, f, f_trial, vs, dR, ss = scalars.unbind()
         sigma = torch.as_tensor(self._own["search"]["sigma"], dtype=torch.float64)
         actual, predicted = f - f_trial + dR, dR - vs
-        slack = 10 * eps * f.abs().clamp_min(1.0)
+        slack = rounding(f, f_trial, eps, self._coarse)
         decision = self.search.decide(sigma, actual, predicted, slack, ss)
         figures = (loss, f_trial, decision.rho, decision.sigma, predicted, actual, ss.sqrt())
         return decision, torch.stack([*figures, decision.accepted.double(), decision.null.double()])
@@ -416,7 +430,8 @@ class SR2(FirstStep):
 
     def _fused_decision(self, losses: Sequence[Tensor], sums: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         s = self.search
-        constants = (s.eta1, s.eta2, s.gamma1, s.gamma2, s.gamma3, s.sigma_min, 10 * eps, stationarity.FORGET)
+        slack = (10 * eps, self._coarse)
+        constants = (s.eta1, s.eta2, s.gamma1, s.gamma2, s.gamma3, s.sigma_min, *slack, stationarity.FORGET)
         if self._fused_judge is None or self._fused_judge.key != constants:
             self._fused_judge = FusedDecision(constants, sums.device)
         return self._fused_judge(losses, sums, self._own["search"], cast(Tensor, self._last))
@@ -447,7 +462,7 @@ class SR2(FirstStep):
             return True
         loss, f, f_trial, vs, dR, ss = scalars.tolist()
         spread = math.nan if noise is None else noise.estimate(self._process_group())
-        slack = 10 * eps * max(1.0, abs(f))
+        slack = float(rounding(scalars[1], scalars[2], eps, self._coarse))
         if growth.passes(abs(f_trial - f - vs), 0.0 if math.isnan(spread) else spread, ss, slack):
             return True
         search["batch"] = growth.next(search["batch"])

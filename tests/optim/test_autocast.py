@@ -1,0 +1,101 @@
+"""Rounding by autocast: rho carries a slack of its size, and sigma does not run away."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from sr2 import L1, SR2, BatchGrowth
+
+BF16 = torch.bfloat16
+EPS = torch.finfo(BF16).eps
+
+
+def train(autocast, capturable=False, epochs=40):
+    torch.manual_seed(0)
+    x, y = (torch.tensor(a) for a in load_digits(return_X_y=True))
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = SR2(model, L1(1e-5), momentum=0.9, autocast=autocast, capturable=capturable)
+    sigmas, losses = [], []
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x)).split(128):
+
+            def closure(b=batch):
+                with torch.autocast("cpu", BF16):
+                    return nn.functional.cross_entropy(model(x[b].float() / 16), y[b])
+
+            losses.append(float(optimizer.step(closure)))
+        sigmas.append(optimizer.sigma)
+    return sigmas, sum(losses[-15:]) / 15
+
+
+def test_sigma_does_not_run_away_under_autocast():
+    """f(x) - f(x + s) is rounding once the loss is small: without the slack every second such step is refused."""
+    (runs_away, high), (stays, low) = train(None), train(BF16)
+    assert max(runs_away) > 1e3
+    assert 0.1 < min(stays) < max(stays) < 100
+    assert low < high
+
+
+def test_capturable_decides_alike():
+    assert train(BF16, epochs=10) == train(BF16, capturable=True, epochs=10)
+
+
+@pytest.mark.parametrize(("f", "slack"), [(1.0, 2 * EPS), (100.0, 200 * EPS), (-3.0, 6 * EPS), (1e-9, 10 * 2.0**-23)])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_the_slack_is_a_share_of_f_and_at_least_that_of_the_loss(f, slack, capturable):
+    x = nn.Parameter(torch.zeros(1))
+    optimizer = SR2([x], sigma=1.0, autocast=BF16, capturable=capturable)
+    optimizer.step(lambda: f + 1e-9 * x.sum())
+    last = optimizer.last_step
+    assert last.trial_loss == pytest.approx(f)
+    assert last.rho == pytest.approx((last.actual + slack) / (last.predicted + slack), rel=1e-12)
+    assert last.accepted
+
+
+@pytest.mark.parametrize(("rise", "accepted"), [(1.9 * EPS, True), (2.1 * EPS, False)])
+def test_what_rises_beyond_the_slack_is_refused(rise, accepted):
+    x = nn.Parameter(torch.zeros(1))
+    optimizer = SR2([x], sigma=1.0, autocast=BF16)
+    optimizer.step(lambda: 1.0 - 1e-9 * x.sum() + rise * (x.detach() != 0).float().sum())
+    assert optimizer.last_step.accepted == accepted
+
+
+def test_momentum_does_not_change_its_size():
+    """rho leaves out (g - v)'s, which is added to f(x): the slack is of f as it was evaluated."""
+    x = nn.Parameter(torch.zeros(1))
+    optimizer = SR2([x], sigma=1.0, momentum=0.9, autocast=BF16)
+    for slope in (0.5, -0.5, 0.5):
+        optimizer.step(lambda a=slope: 1.0 + a * (x - x.detach()).sum() + 1e-6 * x.detach().sum())
+        last = optimizer.last_step
+        slack = 2 * EPS * last.trial_loss
+        assert last.rho == pytest.approx((last.actual + slack) / (last.predicted + slack), rel=1e-12)
+
+
+def test_a_batch_is_not_too_small_for_what_rounding_does():
+    def passes(autocast):
+        x = nn.Parameter(torch.zeros(1))
+        growth = BatchGrowth(kappa=1e-6, batch=8)
+        optimizer = SR2([x], sigma=1.0, autocast=autocast, batch_growth=growth)
+        optimizer.step(lambda: 1.0 - 1e-9 * x.sum() - EPS * (x.detach() != 0).float().sum())
+        return optimizer.batch_size == 8
+
+    assert passes(BF16)
+    assert not passes(None)
+
+
+def test_it_is_shown_and_copied():
+    optimizer = copy.deepcopy(SR2(nn.Linear(2, 1), autocast=BF16))
+    assert optimizer.autocast == BF16
+    assert "autocast=torch.bfloat16" in repr(optimizer)
+    assert "autocast" not in repr(SR2(nn.Linear(2, 1)))
+
+
+@pytest.mark.parametrize("wrong", ["bfloat16", True, 8, torch.int8, torch.float32])
+def test_what_is_no_such_dtype(wrong):
+    with pytest.raises(ValueError, match=r"autocast must be torch.bfloat16, torch.float16 or None, and is "):
+        SR2(nn.Linear(2, 1), autocast=wrong)
