@@ -88,6 +88,12 @@ def test_a_batch_is_not_too_small_for_what_rounding_does():
     assert not passes(None)
 
 
+def test_the_noise_of_a_batch_is_not_rounding():
+    growth = BatchGrowth(kappa=1.0)
+    assert growth.passes(model_error=0.5, noise=0.0, ss=1e-4, slack=0.5)
+    assert not growth.passes(model_error=0.0, noise=1.0, ss=1e-4, slack=0.5)
+
+
 def test_it_is_shown_and_copied():
     optimizer = copy.deepcopy(SR2(nn.Linear(2, 1), autocast=BF16))
     assert optimizer.autocast == BF16
