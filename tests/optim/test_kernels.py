@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2, ElasticNet
-from sr2.optim import fused
+from sr2.optim import fused, stationarity
 from sr2.optim.fused import FusedDecision, FusedTrial
 from sr2.optim.search import Search, rounding
 from sr2.optim.trial import Trial
@@ -96,7 +96,7 @@ def test_the_fused_average_is_the_average(beta, capturable):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
 @pytest.mark.parametrize("coarse", [0.0, 0.3])
 def test_the_decision_is_that_of_search(coarse):
-    constants = (7.5e-4, 0.99, 5.56, 7.0, 0.8, 1.0, 1e-6, coarse, 0.99)
+    constants = (7.5e-4, 0.99, 5.56, 7.0, 0.8, 1.0, 1e-6, coarse, stationarity.FORGET)
     search, generator = Search(*constants[:6]), torch.Generator().manual_seed(0)
     seen = set()
 
@@ -114,7 +114,8 @@ def test_the_decision_is_that_of_search(coarse):
         if case % 8 == 6:
             loss = f = torch.tensor(math.nan)
         names = ("accepted", "refused", "null", "broken")
-        own = {"sigma": sigma.clone(), "steps_squared": torch.zeros(4, dtype=F64)}
+        squares = torch.stack([number() for _ in range(4)])
+        own = {"sigma": sigma.clone(), "steps_squared": squares.clone()}
         own |= {name: torch.zeros((), dtype=torch.int64) for name in names}
         last = torch.full((9,), math.nan, dtype=F64)
         accepted, sound = FusedDecision(constants, torch.device("cpu"))(
@@ -125,6 +126,9 @@ def test_the_decision_is_that_of_search(coarse):
         assert bool(sound) == bool(loss.isfinite())
         assert bool(accepted) == bool(expected.accepted & sound)
         assert own["sigma"] == (expected.sigma if sound else sigma)
+        taken = accepted | (expected.null & sound)
+        updated = stationarity.update(squares, ss, taken)
+        torch.testing.assert_close(own["steps_squared"], updated, rtol=1e-14, atol=0, equal_nan=True)
         counts = [int(own[name]) for name in names]
         assert sum(counts) == 1
         seen.add(names[counts.index(1)])
@@ -133,13 +137,15 @@ def test_the_decision_is_that_of_search(coarse):
     assert seen == set(names)
 
 
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("regularizer", [L1(1e-3), L0(1e-4)], ids=str)
-def test_training_on_the_kernels_is_training(regularizer, momentum, monkeypatch):
+def test_training_on_the_kernels_is_training(regularizer, momentum, autocast, monkeypatch):
     def train(capturable):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
-        optimizer = SR2(model, regularizer, sigma=0.3, eta2=0.6, momentum=momentum, capturable=capturable)
+        options = {"momentum": momentum, "autocast": autocast, "capturable": capturable}
+        optimizer = SR2(model, regularizer, sigma=0.3, eta2=0.6, **options)
         x, y, rows = torch.randn(12, 16, 6), torch.randint(3, (12, 16)), []
         for a, b in zip(x, y, strict=True):
             optimizer.step(lambda a=a, b=b: F.cross_entropy(model(a), b))
