@@ -1,0 +1,47 @@
+"""The Triton kernels compile to machine code of sm_90 (H100, H200), without a GPU: the interpreter forgives more."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+SCRIPT = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sr2.optim import fused, fused_kernels
+
+KINDS = {"sizes": "*i64", "pointers": "*i64", "chunk_start": "*i64", "chunk_tensor": "*i32", "newest": "fp32"}
+KINDS |= {"tensors": "i32", "chunks": "i32", "flag": "*i1", "accepted_out": "*i1", "sound_out": "*i1"}
+KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "refused", "null", "broken")}
+SIZES = {"CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
+
+
+def compiles(kernel, losses="*fp64", **constants):
+    kinds = {"loss_pointer": losses, "trial_pointer": losses} | KINDS
+    signature = {name: "constexpr" if name in constants else kinds.get(name, "*fp64") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    options = {"num_warps": fused.WARPS, "enable_fp_fusion": False}
+    return bool(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"])
+
+
+assert compiles(fused_kernels.decide, losses="*fp32")
+assert compiles(fused_kernels.decide, losses="*fp64")
+assert compiles(fused_kernels.copy_if, WANTED=0, TARGET=0, SOURCE=2, **SIZES)
+assert compiles(fused_kernels.move, MOMENTUM=False, **SIZES)
+assert compiles(fused_kernels.move, MOMENTUM=True, **SIZES)
+print("compiled")
+"""
+
+
+def test_the_kernels_compile_for_an_h200(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    path = tmp_path / "kernels.py"  # Triton reads the source of what it compiles
+    path.write_text(SCRIPT)
+    run = subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=300)
+    assert run.stdout == "compiled\n", run.stderr
