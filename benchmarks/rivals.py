@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sr2 import L1, SR2, ProxGEN, ProxSGD, sparsity
 from sr2.optim import ProximalOptimizer
-from sr2.optim.search import COOLEST
+from sr2.optim.search import cooling
 
 EPOCHS, BATCH = 50, 128
 RIVALS: dict[str, Callable[[nn.Module, L1, tuple[int, int] | None], ProximalOptimizer]] = {
@@ -42,8 +42,7 @@ def train(make: Callable[..., ProximalOptimizer], lam: float, cools: bool, data:
     optimizer = make(model, L1(lam), cooldown if cools else None)
     schedule = None
     if cools and not isinstance(optimizer, SR2):
-        first, last = cooldown
-        schedule = LambdaLR(optimizer, lambda t: min(1.0, max(COOLEST, (last - t) / (last - first))))
+        schedule = LambdaLR(optimizer, lambda t: cooling(t, cooldown))
     losses: list[float] = []
     for _ in range(EPOCHS):
         losses = []

@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
         {"cooldown": 0.2, "epsilon": 1e-3},
         "cooldown=0.2 or epsilon=0.001",
     ),
-    "a cooldown of a rival": ({"cooldown": 0.2, "optimizer": "proxgen"}, "proxgen has no option cooldown"),
+    "an option of others": ({"gamma1": 2.0, "optimizer": "proxgen"}, "its options are cooldown, momentum, metric, lr"),
     "lr for sr2": ({"lr": 0.1}, "sr2 has no option lr"),
     "a wrong option": ({"eta1": 2.0}, "eta1"),
     "a wrong lambda": ({"lam": -1.0}, "lam must be"),

@@ -61,7 +61,7 @@ def same_run(one: Path, other: Path) -> None:
         {"momentum": 0.9, "cooldown": 0.7},
         {"metric": "andrei", "regularizer": "l0"},
         {"optimizer": "proxgen", "momentum": 0.9, "metric": "adam"},
-        {"optimizer": "proxsgd"},
+        {"optimizer": "proxsgd", "cooldown": 0.7},
     ],
 )
 def test_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:

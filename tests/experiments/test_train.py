@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -263,6 +264,23 @@ def test_tensorboard_if_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     pytest.importorskip("tensorboard")
     assert train("--tensorboard") == 0
     assert list((only_run() / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize("name", ["proxgen", "proxsgd"])
+def test_a_cooldown_of_a_rival_is_a_schedule_of_torch(name: str) -> None:
+    assert train("--optimizer", name, "--lr", "0.05", "--cooldown", "0.5") == 0
+    record = read_run(only_run())
+    torch.manual_seed(0)
+    model = build("mlp", 10, (1, 8, 8))
+    optimizer = make_optimizer(dataclasses.replace(record.config, cooldown=None), model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, max(0.02, (14 - t) / 7)))
+    batches = Batches(load("digits"), 200, "cpu", seed=0)
+    for epoch in range(2):
+        for x, y in batches.epoch(epoch):
+            optimizer.step(lambda x=x, y=y: F.cross_entropy(model(x), y))  # type: ignore[misc]
+            schedule.step()
+    stored = read_weights(record.path)
+    assert all(torch.equal(stored[n], tensor) for n, tensor in model.state_dict().items())
 
 
 def test_a_cooldown_is_of_the_last_steps_of_the_run() -> None:

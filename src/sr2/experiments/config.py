@@ -58,7 +58,7 @@ class Settings:
     sigma_min: float | None = None
     """SR2: the least sigma."""
     cooldown: float | None = None
-    """SR2: the share of the steps, at the end of the run, over which they are made ever shorter; 0.2 is a good one."""
+    """The share of the steps, at the end of the run, over which they are made ever shorter, by sigma or by lr: 0.2."""
     momentum: float | None = None
     """SR2, ProxGEN: the weight of past gradients."""
     metric: str | None = None
@@ -222,8 +222,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
     takes = inspect.signature(constructor).parameters
     options = {name: value for name in OPTIONS if (value := getattr(config, name)) is not None}
     for name in options:
-        if name not in takes:
-            theirs = ", ".join(n for n in OPTIONS if n in takes)
+        if not has_option(config.optimizer, name):
+            theirs = ", ".join(n for n in OPTIONS if has_option(config.optimizer, n))
             raise UserError(f"{config.optimizer} has no option {name}: its options are {theirs}")
     options = {name: None if value == "none" else value for name, value in options.items()}
     on_device = torch.device(config.device).type == "cuda" and "capturable" in takes and config.batch_growth is None
@@ -235,10 +235,21 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
             options["batch_growth"] = growth
         if config.precision == "bf16" and "autocast" in takes:
             options["autocast"] = torch.bfloat16
-        if config.cooldown is not None:
-            first = max(1, round((1 - config.cooldown) * steps))
-            options["cooldown"] = (first, max(first + 1, steps))
+        if options.pop("cooldown", None) is not None and "cooldown" in takes:  # else the trainer lowers lr
+            options["cooldown"] = cooldown_steps(config, steps)
         return constructor(model, regularizer, penalize=config.penalize, **options)  # type: ignore[no-any-return]
+
+
+def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:
+    """The first and the last step of the run's cooldown, of so many steps in all.
+
+    >>> cooldown_steps(RunConfig(cooldown=0.2), 1000)
+    (800, 1000)
+    """
+    if config.cooldown is None:
+        return None
+    first = max(1, round((1 - config.cooldown) * steps))
+    return first, max(first + 1, steps)
 
 
 def has_lambda(regularizer: str) -> bool:
@@ -247,8 +258,9 @@ def has_lambda(regularizer: str) -> bool:
 
 
 def has_option(optimizer: str, option: str) -> bool:
-    """Whether the optimizer of that name can be told `option`."""
-    return option in inspect.signature(_find("optimizer", optimizer, OPTIMIZERS)).parameters
+    """Whether the optimizer of that name can be told `option`; one with a learning rate can be cooled."""
+    takes = inspect.signature(_find("optimizer", optimizer, OPTIMIZERS)).parameters
+    return option in takes or (option == "cooldown" and "lr" in takes)
 
 
 def _find(kind: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

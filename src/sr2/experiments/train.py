@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..optim import SR2, certificate
-from .config import RunConfig, checked, make_optimizer
+from ..optim.search import cooling
+from .config import RunConfig, checked, cooldown_steps, make_optimizer
 from .errors import UserError
 from .evaluate import SMALL, accuracy, histogram, layers, percent_zero
 from .problem import Problem
@@ -84,6 +85,8 @@ class Trainer:
         largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
         steps = config.epochs * len(self.problem.batches)
         self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), self.problem.model, steps)
+        self._cooldown = None if hasattr(self.optimizer, "cooldown") else cooldown_steps(config, steps)
+        self._lrs = [float(group["lr"]) for group in self.optimizer.param_groups] if self._cooldown else []
         captured = getattr(self.optimizer, "capturable", False) and self.problem.device.type == "cuda"
         self.runner = (CapturedRunner if captured else StepRunner)(self.problem, self.optimizer)
         self.epoch = 0
@@ -140,6 +143,7 @@ class Trainer:
         self.runner.begin(self.epoch)
         while not self.runner.done:
             seen = self.runner.images
+            self._cool()
             try:
                 steps = self.runner.run()
             except FloatingPointError as error:
@@ -154,6 +158,17 @@ class Trainer:
         if self.problem.device.type == "cuda":
             torch.cuda.synchronize(self.problem.device)
         self.seconds = before + time.perf_counter() - started
+
+    def _cool(self) -> None:
+        """In a cooldown the learning rate falls as 1 / sigma does, which SR2 sees to itself."""
+        if self._cooldown is None:
+            return
+        share = cooling(self.steps, self._cooldown)
+        for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
+            if isinstance(group["lr"], Tensor):  # which a CUDA graph reads
+                group["lr"].fill_(lr * share)
+            else:
+                group["lr"] = lr * share
 
     def _stop_if_asked(self) -> None:
         if self.stop.asked:

@@ -49,6 +49,16 @@ def as_cooldown(steps: object) -> tuple[int, int]:
     return first, last
 
 
+def cooling(t: int, cooldown: tuple[int, int]) -> float:
+    """What a cooldown leaves of the step length after t steps: all up to its first, then along a line to COOLEST.
+
+    >>> [cooling(t, (800, 1000)) for t in (0, 800, 900, 1000)]
+    [1.0, 1.0, 0.5, 0.02]
+    """
+    first, last = cooldown
+    return min(1.0, max(COOLEST, (last - t) / (last - first)))
+
+
 def cooled(sigma: Tensor, sigma_first: Tensor, t: Tensor, cooldown: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """sigma of step t, from the first step of the cooldown on at least sigma_first / max(COOLEST, share of it left).
 
