@@ -42,7 +42,7 @@ def train(make: Callable[..., ProximalOptimizer], lam: float, cools: bool, data:
     optimizer = make(model, L1(lam), cooldown if cools else None)
     schedule = None
     if cools and not isinstance(optimizer, SR2):
-        schedule = LambdaLR(optimizer, lambda t: cooling(t, cooldown))
+        schedule = LambdaLR(optimizer, lambda t: float(cooling(torch.tensor(t), cooldown)))
     losses: list[float] = []
     for _ in range(EPOCHS):
         losses = []

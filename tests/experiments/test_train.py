@@ -18,7 +18,8 @@ from sr2.experiments.config import RunConfig, make_optimizer
 from sr2.experiments.data import Batches, eval_batches, load
 from sr2.experiments.models import build
 from sr2.experiments.problem import Problem
-from sr2.experiments.store import find_runs, read_run, read_weights
+from sr2.experiments.store import RunStore, find_runs, read_run, read_weights
+from sr2.experiments.train import StopSignals, Trainer
 
 ROW = [
     *(
@@ -281,6 +282,18 @@ def test_a_cooldown_of_a_rival_is_a_schedule_of_torch(name: str) -> None:
             schedule.step()
     stored = read_weights(record.path)
     assert all(torch.equal(stored[n], tensor) for n, tensor in model.state_dict().items())
+
+
+def test_a_learning_rate_on_the_device_is_lowered_in_place(tmp_path: Path) -> None:
+    """A CUDA graph reads that very tensor."""
+    config = RunConfig(model="mlp", optimizer="proxgen", lr=0.5, cooldown=0.5, epochs=2, batch=200)
+    trainer = Trainer(config, RunStore(tmp_path, config), StopSignals())
+    (group,) = trainer.optimizer.param_groups[:1]
+    group["lr"] = lr = torch.tensor(0.5)
+    trainer.steps = 14
+    trainer._cool()
+    assert group["lr"] is lr
+    assert lr == pytest.approx(0.01)
 
 
 def test_a_cooldown_is_of_the_last_steps_of_the_run() -> None:

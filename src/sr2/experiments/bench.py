@@ -26,7 +26,7 @@ from ..regularizers import L0, L1, Regularizer
 from .config import check_arithmetic, find_device
 from .errors import UserError
 from .models import build
-from .network import Network
+from .network import AUTOCAST, Network
 from .store import write_file
 
 Body = Callable[[], object]
@@ -125,8 +125,8 @@ def _rows(timings: Sequence[Timing], base: str) -> list[dict[str, Any]]:
 def time_training(config: BenchConfig, device: torch.device) -> list[Timing]:
     """A whole step on random images: SGD, SR2 with l1 and l0, ProxGEN, ProxSGD."""
     on_cuda = device.type == "cuda"
-    options: dict[str, Any] = {"sigma": 1e3, "capturable": _captures(config, device)}
-    options["autocast"] = torch.bfloat16 if config.precision == "bf16" else None
+    autocast = AUTOCAST.get(config.precision)
+    options: dict[str, Any] = {"sigma": 1e3, "capturable": _captures(config, device), "autocast": autocast}
     makers: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
         "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, fused=on_cuda, foreach=not on_cuda),
         "sr2 l1": lambda m: SR2(m, L1(1e-4), **options),

@@ -25,6 +25,7 @@ from ..regularizers import Regularizer
 from . import data, models
 from .errors import UserError
 from .names import check_known, import_callable
+from .network import AUTOCAST
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -233,8 +234,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
         if config.batch_growth is not None:
             growth = optim.BatchGrowth(config.batch_growth, config.batch, largest=config.largest_batch)
             options["batch_growth"] = growth
-        if config.precision == "bf16" and "autocast" in takes:
-            options["autocast"] = torch.bfloat16
+        if "autocast" in takes:
+            options["autocast"] = AUTOCAST.get(config.precision)
         if options.pop("cooldown", None) is not None and "cooldown" in takes:  # else the trainer lowers lr
             options["cooldown"] = cooldown_steps(config, steps)
         return constructor(model, regularizer, penalize=config.penalize, **options)  # type: ignore[no-any-return]

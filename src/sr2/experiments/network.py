@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+AUTOCAST = {"bf16": torch.bfloat16}
+"""The dtype of autocast, in the precisions that have one."""
+
 
 class Network:
     """A model computed in fp32, tf32 or bf16; its parameters stay float32.
@@ -31,13 +34,13 @@ class Network:
         self, model: nn.Module, device: torch.device | str, precision: str = "fp32", *, compiled: bool = False
     ) -> None:
         self.model, self._device = model, torch.device(device)
-        self._bf16 = precision == "bf16"
+        self._dtype = AUTOCAST.get(precision)
         # Autocast casts these one by one, a launch each: here all of them in a few.
         weights = {id(m._parameters.get("weight")) for m in model.modules() if type(m) in _MULTIPLY}
         self._cast = {
             name: p
             for name, p in model.named_parameters()
-            if self._bf16 and id(p) in weights and p.dtype == torch.float32
+            if self._dtype and id(p) in weights and p.dtype == torch.float32
         }
         self.compiled = compiled
         self._loss: Callable[..., tuple[Tensor, Tensor]] = self._cross_entropy
@@ -46,7 +49,7 @@ class Network:
 
     def arithmetic(self) -> torch.autocast:
         """The precision, as a context."""
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
+        return torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None)
 
     def logits(self, x: Tensor) -> Tensor:
         """The outputs in float32; never compiled, so that it may be differentiated twice."""

@@ -163,7 +163,7 @@ class Trainer:
         """In a cooldown the learning rate falls as 1 / sigma does, which SR2 sees to itself."""
         if self._cooldown is None:
             return
-        share = cooling(self.steps, self._cooldown)
+        share = float(cooling(torch.tensor(self.steps), self._cooldown))
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
             if isinstance(group["lr"], Tensor):  # which a CUDA graph reads
                 group["lr"].fill_(lr * share)

@@ -49,27 +49,25 @@ def as_cooldown(steps: object) -> tuple[int, int]:
     return first, last
 
 
-def cooling(t: int, cooldown: tuple[int, int]) -> float:
+def cooling(t: Tensor, cooldown: tuple[int, int]) -> Tensor:
     """What a cooldown leaves of the step length after t steps: all up to its first, then along a line to COOLEST.
 
-    >>> [cooling(t, (800, 1000)) for t in (0, 800, 900, 1000)]
+    >>> cooling(torch.tensor([0, 800, 900, 1000]), (800, 1000)).tolist()
     [1.0, 1.0, 0.5, 0.02]
     """
     first, last = cooldown
-    return min(1.0, max(COOLEST, (last - t) / (last - first)))
+    return ((last - t).double() / (last - first)).clamp(COOLEST, 1.0)
 
 
 def cooled(sigma: Tensor, sigma_first: Tensor, t: Tensor, cooldown: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """sigma of step t, from the first step of the cooldown on at least sigma_first / max(COOLEST, share of it left).
+    """sigma after t steps, from the first step of the cooldown on at least sigma_first / `cooling`.
 
     sigma_first is 0 before there is one, and comes back beside sigma. All are 0-dim tensors. Where the line is given to
     a run that is past its first step, sigma_first is such that it begins at the sigma there is.
     """
-    first, last = cooldown
-    cooling = t >= first
-    left = ((last - t).double() / (last - first)).clamp_min(COOLEST)
-    sigma_first = torch.where(cooling & (sigma_first == 0), sigma * left, sigma_first)
-    return torch.where(cooling, torch.maximum(sigma, sigma_first / left), sigma), sigma_first
+    begun, left = t >= cooldown[0], cooling(t, cooldown)
+    sigma_first = torch.where(begun & (sigma_first == 0), sigma * left, sigma_first)
+    return torch.where(begun, torch.maximum(sigma, sigma_first / left), sigma), sigma_first
 
 
 def rounding(f: Tensor, f_trial: Tensor, eps: float, coarse: float) -> Tensor:
