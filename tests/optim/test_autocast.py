@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from sr2 import L1, SR2, BatchGrowth
+from sr2.optim.search import rounding
 
 BF16 = torch.bfloat16
 EPS = torch.finfo(BF16).eps
@@ -45,7 +47,17 @@ def test_capturable_decides_alike():
     assert train(BF16, epochs=10) == train(BF16, capturable=True, epochs=10)
 
 
-@pytest.mark.parametrize(("f", "slack"), [(1.0, 2 * EPS), (100.0, 200 * EPS), (-3.0, 6 * EPS), (1e-9, 10 * 2.0**-23)])
+@pytest.mark.parametrize(
+    ("f", "slack"),
+    [
+        (1.0, 2 * EPS),
+        (100.0, 200 * EPS),
+        (-3.0, 6 * EPS),
+        (2.0**-7, 2 * EPS * 2.0**-7 * 7 * math.log(2)),
+        (1e-9, 10 * 2.0**-23),
+        (0.0, 10 * 2.0**-23),
+    ],
+)
 @pytest.mark.parametrize("capturable", [False, True])
 def test_the_slack_is_a_share_of_f_and_at_least_that_of_the_loss(f, slack, capturable):
     x = nn.Parameter(torch.zeros(1))
@@ -57,11 +69,28 @@ def test_the_slack_is_a_share_of_f_and_at_least_that_of_the_loss(f, slack, captu
     assert last.accepted
 
 
-@pytest.mark.parametrize(("rise", "accepted"), [(1.9 * EPS, True), (2.1 * EPS, False)])
-def test_what_rises_beyond_the_slack_is_refused(rise, accepted):
+@pytest.mark.parametrize("size", [1, 4, 8, 16])
+def test_the_slack_covers_what_rounded_logits_do_to_a_cross_entropy(size):
+    """Their error is a share of the margin, and of a small loss the larger the smaller it is: 16 gives 1.1 eps f."""
+    torch.manual_seed(0)
+    y = torch.randint(10, (128,))
+    z = torch.randn(128, 10) * size / 4 + size * nn.functional.one_hot(y, 10)
+
+    def errors():
+        for _ in range(200):
+            moved = z + 0.1 * torch.randn_like(z)
+            exact, coarse = (nn.functional.cross_entropy(a, y).double() for a in (moved, moved.bfloat16().float()))
+            yield float((coarse - exact).abs() / rounding(exact, exact, 0.0, 2 * EPS))
+
+    assert max(errors()) < 0.7
+
+
+@pytest.mark.parametrize(("share", "accepted"), [(0.9, True), (1.2, False)])
+@pytest.mark.parametrize(("f", "slack"), [(1.0, 2 * EPS), (2.0**-7, 2 * EPS * 2.0**-7 * 7 * math.log(2))])
+def test_what_rises_beyond_the_slack_is_refused(f, slack, share, accepted):
     x = nn.Parameter(torch.zeros(1))
     optimizer = SR2([x], sigma=1.0, autocast=BF16)
-    optimizer.step(lambda: 1.0 - 1e-9 * x.sum() + rise * (x.detach() != 0).float().sum())
+    optimizer.step(lambda: f - 1e-9 * x.sum() + share * slack * (x.detach() != 0).float().sum())
     assert optimizer.last_step.accepted == accepted
 
 

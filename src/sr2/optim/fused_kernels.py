@@ -148,7 +148,9 @@ def decide(
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
     slack = tl.load(constants + 6) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
-    coarse = tl.load(constants + 7) * tl.abs(f_trial)
+    size = tl.abs(f_trial)
+    margin = -tl.log(tl.where(size > 1e-300, size, 1e-300))
+    coarse = tl.load(constants + 7) * size * tl.where(margin > 1.0, margin, 1.0)
     slack = tl.where(coarse > slack, coarse, slack)
     numerator = actual + slack
     denominator = predicted + slack

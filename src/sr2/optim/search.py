@@ -71,12 +71,16 @@ def cooled(sigma: Tensor, sigma_first: Tensor, t: Tensor, cooldown: tuple[int, i
 
 
 def rounding(f: Tensor, f_trial: Tensor, eps: float, coarse: float) -> Tensor:
-    """What rounding may make of f(x) - f(x + s): 10 eps max(1, |f(x)|), or coarse |f(x + s)| where that is more.
+    """What rounding may make of f(x) - f(x + s): 10 eps max(1, |f(x)|), or coarse |f| max(1, -log |f|), f = f(x + s),
+    where that is more.
 
     eps is of the loss, whose last operations have numbers of the size of 1; what is rounded before them, by autocast,
-    changes the loss by a share of itself. Momentum shifts f(x), and f(x + s) is what was evaluated.
+    changes the loss by a share of itself. A small cross-entropy f is e^-m of a margin m that is rounded to a share of
+    m, hence the -log. Momentum shifts f(x), and f(x + s) is what was evaluated.
     """
-    return torch.maximum(10 * eps * f.abs().clamp_min(1.0), coarse * f_trial.abs())
+    size = f_trial.abs()
+    margin = -size.clamp_min(torch.finfo(size.dtype).tiny).log()
+    return torch.maximum(10 * eps * f.abs().clamp_min(1.0), coarse * size * margin.clamp_min(1.0))
 
 
 class Decision(NamedTuple):

@@ -81,8 +81,8 @@ class SR2(FirstStep):
         compile: have torch.compile make the optimizer's own work one pass where it is not one kernel already, as on the
             CPU.
         autocast: the dtype of the closure's `torch.autocast`, torch.bfloat16 or torch.float16. Its rounding moves the
-            loss by up to eps |f|, and rho then carries a slack of 2 eps |f|; left out, steps that gain less are refused
-            by chance, and sigma runs away.
+            loss by a share of f, and rho then carries a slack of 2 eps |f| max(1, -log |f|); left out, steps that gain
+            less are refused by chance, and sigma runs away.
         epsilon: the tolerance behind `converged`: E[|s|^2] <= epsilon^2, the paper's measure of stationarity.
         batch_growth: test assumption 3 at every step and ask for larger batches where it fails (see `BatchGrowth`).
     """
@@ -364,7 +364,7 @@ class SR2(FirstStep):
 
     @property
     def _coarse(self) -> float:
-        """The share of f that autocast's rounding may hide: 2 eps, five deviations or more (benchmarks/rounding.py)."""
+        """What autocast's rounding may hide of f, in `rounding`: five deviations or more (benchmarks/rounding.py)."""
         return 0.0 if self.autocast is None else 2 * torch.finfo(self.autocast).eps
 
     def _decide(self, scalars: Tensor, eps: float) -> tuple[Decision, Tensor]:
