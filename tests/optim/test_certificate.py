@@ -132,6 +132,7 @@ def test_the_intervals_cover():
         step = many["step"] * (found.lipschitz**2 + 40.0**2) / 40.0**2
         for term, exact in ((found.step_term, step), (found.variance_term, many["variance"])):
             hits.append(abs(term.mean - exact) <= term.half_width)
+        assert found.residual_error == pytest.approx(1.96 * math.sqrt(found.variance_term.mean / 3 / 40))
     assert 0.85 <= np.mean(hits) <= 1.0
 
 

@@ -3,13 +3,15 @@
 import math
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L1, SR2
+from sr2 import L1, SR2, ProxGEN
+from sr2.optim.sigma0 import estimate_sigma0
 
 STEPS, BROKEN = 30, (7, 19)
 
@@ -18,7 +20,8 @@ def work(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
-        torch.save(train(rank), f"{folder}/{rank}")
+        found = {**train(rank), "compiled": estimated_and_compiled(rank), "warned": mistakes(rank)}
+        torch.save(found, f"{folder}/{rank}")
         dist.barrier()
     finally:  # gloo's threads would abort the process, and the traceback with it
         dist.destroy_process_group()
@@ -53,9 +56,64 @@ def train(rank):
     return {"rows": rows, "losses": losses, "weights": weights, "raised": raised}
 
 
-def test_two_processes_agree(tmp_path):
-    mp.spawn(work, (str(tmp_path),), nprocs=2)
-    a, b = (torch.load(tmp_path / str(rank), weights_only=True) for rank in (0, 1))
+def estimated_and_compiled(rank):
+    """torch.compile hides the DistributedDataParallel; sigma_0 is the mean of the processes' own curvatures."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    model = torch.compile(nn.parallel.DistributedDataParallel(inner), backend="eager")
+    optimizer = SR2(model, L1(1e-3), eta2=0.5)
+    generator, sigmas, alone = torch.Generator().manual_seed(100 + rank), [], None
+    for _ in range(20):
+        x, y = (1 + rank) * torch.randn(8, 6, generator=generator), torch.randint(0, 3, (8,), generator=generator)
+
+        def closure(x=x, y=y):
+            return F.cross_entropy(model(x), y)
+
+        if alone is None:
+            alone = estimate_sigma0(lambda x=x, y=y: F.cross_entropy(inner(x), y), inner, list(inner.parameters()))
+            optimizer.estimate_sigma(closure)
+            sigmas.append(optimizer.sigma)
+        optimizer.step(closure)
+        sigmas.append(optimizer.sigma)
+    return {"alone": alone, "sigmas": sigmas, "weights": {n: p.detach() for n, p in inner.named_parameters()}}
+
+
+def mistakes(rank):
+    """What would let the processes part: said, not done."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(6, 3))
+    x = torch.randn(8, 6)
+    with pytest.raises(ValueError, match="under DistributedDataParallel the closure must return one loss"):
+        SR2(model, L1(1e-3)).step(lambda: [model(half).square().mean() for half in x.split(4)])
+    with pytest.raises(ValueError, match="and returned 2"):
+        ProxGEN(model, L1(1e-3), lr=0.1).step(lambda: [model(half).square().mean() for half in x.split(4)])
+    with pytest.warns(UserWarning, match="there are 2 processes, and each decides alone"):
+        SR2(model.parameters(), L1(1e-3), sigma=5.0).step(lambda: model(x).square().mean())
+    return True
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    mp.spawn(work, (str(folder),), nprocs=2)
+    return [torch.load(folder / str(rank), weights_only=True) for rank in (0, 1)]
+
+
+def test_a_compiled_module_and_sigma_0_are_agreed_upon(found):
+    a, b = (one["compiled"] for one in found)
+    assert a["sigmas"] == b["sigmas"]
+    assert not 0.9 < a["alone"] / b["alone"] < 1.1
+    assert a["sigmas"][0] == pytest.approx((a["alone"] + b["alone"]) / 2, rel=1e-2)
+    for name in a["weights"]:
+        assert torch.equal(a["weights"][name], b["weights"][name]), name
+
+
+def test_what_would_let_them_part_is_said(found):
+    assert [one["warned"] for one in found] == [True, True]
+
+
+def test_two_processes_agree(found):
+    a, b = found
     assert a["rows"] == b["rows"]
     assert a["losses"] != b["losses"]  # they did have their own batches
     for t in range(STEPS):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..regularizers.base import Regularizer, Step, check_compatible, check_regularizer
-from .evaluation import NO_SPARSE
+from .evaluation import NO_SPARSE, parallel
 from .fused import FusedTrial
 from .groups import ParamGroups, module_groups
 from .metrics import Metric, State, as_metric
@@ -106,9 +105,9 @@ class ProximalOptimizer(torch.optim.Optimizer):
         """Add a group, which may name its own `regularizer`; it must fit this optimizer and its metric."""
         known = ["params", *self.defaults]
         for key in param_group:
-            close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.4)
-            if close and key not in (*known, "param_names", "initial_lr", "name"):
-                raise ValueError(f"a parameter group has no key {key!r}: did you mean {close[0]!r}?")
+            if key not in (*known, "param_names", "initial_lr", "name"):
+                raise ValueError(f"a group of {type(self).__name__} has no {key!r}: it has {', '.join(known)}")
+        param_group = self._named(param_group)
         regularizer = param_group.get("regularizer", self.defaults["regularizer"])
         check_regularizer(regularizer)
         self._check_fits(regularizer)
@@ -124,6 +123,16 @@ class ProximalOptimizer(torch.optim.Optimizer):
                     "or view a complex one as real (torch.view_as_real)"
                 )
 
+    def _named(self, param_group: dict[str, Any]) -> dict[str, Any]:
+        """The group with names, where the others have some: torch wants all or none, and a module's have."""
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        if not any("param_names" in group for group in self.param_groups) or isinstance(params[0], tuple):
+            return {**param_group, "params": params}
+        known = {p: name for name, p in self._module.named_parameters()} if self._module is not None else {}
+        prefix = f"group{len(self.param_groups)}"
+        return {**param_group, "params": [(known.get(p, f"{prefix}.{i}"), p) for i, p in enumerate(params)]}
+
     def _check_fits(self, regularizer: Regularizer | None) -> None:
         if self.metric is not None:
             instead = "use metric=None, or a separable regularizer such as L1, L0, Lp, MCP"
@@ -132,9 +141,16 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
+    def _all_parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
     def _process_group(self) -> Any:
         """The processes that must agree on decisions: those of a DistributedDataParallel module."""
-        return self._module.process_group if isinstance(self._module, DistributedDataParallel) else None
+        return self._parallel.process_group if self._parallel is not None else None
+
+    @cached_property
+    def _parallel(self) -> DistributedDataParallel | None:
+        return parallel(self._module)
 
     def _regularizer(self, group: dict[str, Any]) -> Regularizer:
         return group["regularizer"] or _ZERO
@@ -189,7 +205,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def _place(self) -> None:
         """With `capturable`, what changes between steps lives on the device: learning rates, weights of averages."""
-        for p in self._parameters():
+        for p in self._all_parameters():
             if p in self.state:
                 on_device = partial(torch.as_tensor, dtype=torch.float64, device=p.device)
                 self.state[p] = _with_weights(self.state[p], on_device if self.capturable else float)
@@ -215,6 +231,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""
         state_dict = {**state_dict, "param_groups": [dict(g) for g in state_dict["param_groups"]]}
+        self._check_state(state_dict)
         mine = [group["regularizer"] for group in self.param_groups]
         for number, (saved, regularizer) in enumerate(zip(state_dict["param_groups"], mine, strict=False)):
             if saved.get("regularizer") != repr(regularizer):
@@ -229,9 +246,24 @@ class ProximalOptimizer(torch.optim.Optimizer):
             self._own[name] = {**value, **copy.deepcopy(self._own.get(name, {}))}
         for group, regularizer in zip(self.param_groups, mine, strict=True):
             group["regularizer"] = regularizer
-        for p in self._parameters():  # a state that is written in place must be nobody else's
+        for p in self._all_parameters():  # a state that is written in place must be nobody else's
             self.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.state[p].items()}
         self._place()
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        """Whether it is one of this class, and of these parameters."""
+        own = [name for name in self._own if isinstance(name, str) and name not in state_dict["state"]]
+        lacking = own + [name for group in state_dict["param_groups"] for name in self.defaults if name not in group]
+        if lacking:
+            raise ValueError(f"this is not the state of {type(self).__name__}: it has no {lacking[0]!r}")
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number, p in zip(saved, self._all_parameters(), strict=False):  # torch says where they are more or fewer
+            for name, value in state_dict["state"].get(number, {}).items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != p.shape:
+                    raise ValueError(
+                        f"{name!r} of parameter {number} has shape {tuple(value.shape)}, and the parameter "
+                        f"{tuple(p.shape)}: load the state of the same network"
+                    )
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only defaults, state and groups; a copy must know its module and options too.

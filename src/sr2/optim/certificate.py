@@ -170,8 +170,8 @@ def _one_batch(
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     noise = sum(float((g.double() - m).square().sum()) for g, m in zip(gradients, full, strict=True))
     trial = optimizer._trial(optimizer._proposals())
-    parts = trial.move(sigma)
     try:
+        parts = trial.move(sigma)
         scalars = optimizer._scalars((f, f, evaluations.again(closure)), parts)
     finally:
         trial.put_back()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 Closure = Callable[[], Any]
 """Returns the loss, or one loss for each part of the batch, whose mean counts. It may also zero and fill the gradients
@@ -29,10 +30,11 @@ class Buffers:
 
     def __init__(self, module: nn.Module | None) -> None:
         owners = [] if module is None else [m._buffers for m in module.modules() if m._buffers]
-        self._slots = [(owner, name, b) for owner in owners for name, b in owner.items() if b is not None]
+        self._slots = [(owner, name, b) for owner in owners for name, b in owner.items()]
         kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for _, _, b in self._slots:
-            kinds.setdefault((b.dtype, b.device), []).append(b)
+            if b is not None and not _expanded(b):  # what is expanded nobody can write in place
+                kinds.setdefault((b.dtype, b.device), []).append(b)
         # Laid end to end by kind: a few launches instead of one for each of a network's hundreds of small buffers.
         self._kinds = [(tensors, _end_to_end(tensors)) for tensors in kinds.values()]
 
@@ -44,6 +46,9 @@ class Buffers:
 
     def restore_either(self, mine: Tensor, other: Buffers) -> None:
         """`restore` this copy where the 0-dim tensor `mine` is true, else `other`, without looking at it."""
+        if [b is None for *_, b in self._slots] != [b is None for *_, b in other._slots]:
+            self.restore()  # the forward has made a buffer, and there is nothing to choose from
+            return
         for owner, name, tensor in self._slots:
             owner[name] = tensor
         for (tensors, copy), (_, others) in zip(self._kinds, other._kinds, strict=True):
@@ -100,7 +105,7 @@ class TwoEvaluations:
 
     def first(self, closure: Closure) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
-        loss, self._fills_gradients = loss_and_gradients(closure, self._parameters)
+        loss, self._fills_gradients = loss_and_gradients(closure, self._parameters, self._module)
         self._after = Buffers(self._module)
         if not self.capturing:
             self._randomness_after = Randomness(self._devices)
@@ -124,8 +129,9 @@ class TwoEvaluations:
             default.graphsafe_set_state(self._twin)
         elif not self.capturing:
             self._randomness.restore()
+        self._before.restore()  # a forward may read what it updates, as spectral norm does
         try:
-            with torch.set_grad_enabled(self._fills_gradients):
+            with torch.set_grad_enabled(self._fills_gradients), _no_fast_path():
                 return as_loss(closure())
         finally:
             for p, g in zip(self._parameters, gradients, strict=True):
@@ -149,7 +155,9 @@ class TwoEvaluations:
         self._after.restore_either(sound, self._before)
 
 
-def loss_and_gradients(closure: Closure, parameters: Sequence[Tensor]) -> tuple[Tensor, bool]:
+def loss_and_gradients(
+    closure: Closure, parameters: Sequence[Tensor], module: nn.Module | None = None
+) -> tuple[Tensor, bool]:
     """The closure's loss, detached, with gradients in `.grad`; and whether the closure filled them itself."""
     if not callable(closure):
         raise TypeError(f"step takes a closure that returns the loss, and got {_describe(closure)}")
@@ -158,14 +166,42 @@ def loss_and_gradients(closure: Closure, parameters: Sequence[Tensor]) -> tuple[
     with torch.enable_grad():
         result = closure()
         filled = any(p.grad is not None for p in parameters)
+        losses = result if isinstance(result, (list, tuple)) else [result]
+        if filled and len(losses) > 1:  # not for us to say which of them the gradients are of
+            raise ValueError(
+                f"a closure that fills the gradients itself must return the loss alone, and returned {len(losses)} "
+                "things: keep the others in variables of your own"
+            )
+        if len(losses) > 1 and parallel(module) is not None:  # which would reduce the first part's gradients alone
+            raise ValueError(
+                f"under DistributedDataParallel the closure must return one loss, and returned {len(losses)}: every "
+                "process is a part of the batch already"
+            )
         if not filled:
-            losses = result if isinstance(result, (list, tuple)) else [result]
-            for loss in losses:
-                _check_depends(loss)
-                as_loss(loss)  # a vector is the user's mistake and is said before autograd says it
-                # Part by part: the same arithmetic, and their spread can be seen.
-                (loss if len(losses) == 1 else loss / len(losses)).backward(torch.ones_like(loss))
+            _backward(losses)
     return as_loss(result), filled
+
+
+def _backward(losses: Sequence[Any]) -> None:
+    """Part by part: the same arithmetic, and their spread can be seen."""
+    for loss in losses:
+        _check_depends(loss)
+        as_loss(loss)  # a vector is the user's mistake and is said before autograd says it
+        try:
+            (loss if len(losses) == 1 else loss / len(losses)).backward(torch.ones_like(loss))
+        except RuntimeError as error:
+            if "second time" not in str(error):
+                raise
+            raise RuntimeError(
+                "the graph of the closure's loss is used up: call the network inside the closure and backward() "
+                "nowhere, and add up the losses of several tasks (a list is one loss for each part of the batch)"
+            ) from error
+
+
+def parallel(module: nn.Module | None) -> DistributedDataParallel | None:
+    """The DistributedDataParallel in a module, which torch.compile may have wrapped."""
+    found = (m for m in module.modules() if isinstance(m, DistributedDataParallel)) if module is not None else ()
+    return next(iter(found), None)
 
 
 def mean_loss(result: object) -> Tensor:
@@ -203,12 +239,27 @@ def untouched(module: nn.Module | None, parameters: Sequence[Tensor]) -> Iterato
         torch.clear_autocast_cache()
 
 
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Without gradients nn.TransformerEncoder takes a short cut, which with padding is another function."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
 def _check_depends(loss: object) -> None:
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise ValueError(
             f"the closure returned {_describe(loss)} that does not depend on the parameters: return the loss tensor, "
             "undetached, or call backward() inside the closure"
         )
+
+
+def _expanded(tensor: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _end_to_end(tensors: Sequence[Tensor]) -> Tensor:

@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from ..regularizers.base import Regularizer, value_in_parts
 from .base import ProximalOptimizer
@@ -49,6 +48,15 @@ class FirstStep(ProximalOptimizer):
                 if not before["sigma_known"]:
                     search["sigma"] = torch.full_like(search["sigma"], math.nan) if self.capturable else math.nan
 
+    def _check_processes(self) -> None:
+        processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if processes > 1 and self._process_group() is None:
+            warnings.warn(
+                f"there are {processes} processes, and each decides alone on its steps: give SR2 the "
+                "DistributedDataParallel module itself, not its parameters",
+                stacklevel=5,
+            )
+
     def estimate_sigma(self, closure: Closure) -> None:
         """Set sigma_0 now, from the curvature of this closure's loss at x; the same on all processes.
 
@@ -63,7 +71,7 @@ class FirstStep(ProximalOptimizer):
 
     def _estimate_sigma(self, closure: Closure) -> None:
         parameters = self._parameters()
-        alone = self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
+        alone = self._parallel.no_sync() if self._parallel is not None else nullcontext()
         with alone:
             estimate = estimate_sigma0(closure, self._module, parameters)
         group = self._process_group()
@@ -103,4 +111,5 @@ class FirstStep(ProximalOptimizer):
                 f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox",
                 stacklevel=5,  # past step and torch's two wrappers around it: the user's line
             )
+        self._check_processes()
         self._own["search"]["entered"] = True

@@ -9,6 +9,7 @@ denominator of rho carry a rounding slack, without which sigma runs away at conv
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
@@ -30,6 +31,9 @@ from .proposal import Proposal
 from .proximal_step import Parts
 from .search import GAMMA3, Decision, Search, as_cooldown, cooled, rounding
 from .trial import Trial
+
+CHECKS = 3
+"""Refusals at which the closure is asked a third time, whether it is a function of x."""
 
 _COUNTS = ("accepted", "refused", "null", "broken")
 
@@ -176,14 +180,21 @@ class SR2(FirstStep):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._draws, self._fused_judge, self._kept = False, None, {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is not state: what was seen of the closure, and memory that can be made anew."""
+        self._draws, self._checks, self._unmoved = False, 0, 0
+        self._fused_judge, self._kept = None, {}
 
     def _place(self) -> None:
         """sigma and the counters live where decisions are made: on the device if capturable, else as host numbers."""
         super()._place()
-        self._draws, self._fused_judge, self._kept = False, None, {}
+        self._forget()
         search, device = self._own["search"], self.param_groups[0]["params"][0].device
-        if search["cooldown"] != self.cooldown:  # the loaded state's
+        if (search["batch"] is None) != (self.batch_growth is None):  # the loaded state's
+            search["batch"] = None if self.batch_growth is None else self.batch_growth.batch
+        if search["cooldown"] != self.cooldown:
             search |= {"cooldown": self.cooldown, "sigma_first": 0.0}
         numbers = [(name, float, torch.float64) for name in ("sigma", "sigma_first")]
         for name, kind, dtype in (*numbers, *((c, int, torch.int64) for c in _COUNTS)):
@@ -322,6 +333,8 @@ class SR2(FirstStep):
                 trial.put_back()
             elif not self._settle(scalars, eps, trial, evaluations):
                 return None
+            elif self._checks < CHECKS and cast(StepInfo, self._last).accepted is False:
+                self._check_closure(evaluations, closure, loss, eps)
         except BaseException:  # an interrupt must not leave x halfway
             if trial is not None:
                 trial.put_back()
@@ -384,6 +397,7 @@ class SR2(FirstStep):
         search = self._own["search"]
         decision, figures = self._decide(scalars, eps)
         accepted, null = bool(decision.accepted), bool(decision.null)
+        self._check_moved(scalars, eps)
         trial.commit()
         if not accepted:
             trial.put_back()
@@ -411,7 +425,7 @@ class SR2(FirstStep):
         search, scalars = self._own["search"], self._scalars(losses, parts)
         loss, f, _, vs, _, ss = scalars.unbind()
         # v's is not finite where g is not, or where only the prox is not: that is a refusal.
-        gs = [p.grad for p in self._parameters() if p.grad is not None]
+        gs = [p.grad for p in self._parameters() if p.grad is not None and p.grad.numel()]
         finite = torch.stack([n.isfinite().to(vs.device) for n in torch._foreach_norm(gs, math.inf)]).all()
         sound = loss.isfinite() & f.isfinite() & (vs.isfinite() | finite)
         decision, figures = self._decide(scalars, eps)
@@ -477,6 +491,31 @@ class SR2(FirstStep):
             raise RuntimeError(
                 "the closure draws random numbers, and a CUDA graph would draw others at the trial point: "
                 "capture with sr2.optim.CapturedStep, which makes both evaluations draw the same"
+            )
+
+    def _check_closure(self, evaluations: TwoEvaluations, closure: Closure, loss: Tensor, eps: float) -> None:
+        """At the first refusals, x being back: does the closure still give what it gave there?"""
+        self._checks += 1
+        loss_again = evaluations.again(closure)
+        if bool((loss_again - loss).abs() > 10 * rounding(loss, loss, eps, self._coarse)):
+            self._checks = CHECKS
+            warnings.warn(
+                f"the closure gave {float(loss):g} and then {float(loss_again):g} at the same x, and SR2 compares its "
+                "values: draw the batch outside it, and random numbers from torch's default generators, which are "
+                "rewound",
+                stacklevel=5,
+            )
+
+    def _check_moved(self, scalars: Tensor, eps: float) -> None:
+        """A loss that was computed before the closure is called, or from what was, does not know of x + s."""
+        loss, _, f_trial, vs, _, _ = scalars.unbind()
+        same = bool(f_trial == loss) and bool(-vs > 10 * rounding(loss, loss, eps, self._coarse))
+        self._unmoved = self._unmoved + 1 if same else 0
+        if self._unmoved == 3:  # once may be a reflection at the minimum of a quadratic
+            warnings.warn(
+                f"the loss at the trial point is that at x, {float(loss):g}, to the bit, where a change of "
+                f"{float(vs):g} was promised: call the network inside the closure, which is called twice a step",
+                stacklevel=5,
             )
 
     def _can_refuse(self, scalars: Tensor, trial: Trial | FusedTrial, evaluations: TwoEvaluations) -> bool:

@@ -1,0 +1,134 @@
+"""Both evaluations are of one function of x, whatever the module keeps in its buffers and does without gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sr2 import L1, SR2, certificate
+
+torch.manual_seed(0)
+X, Y = torch.randn(64, 10), torch.randint(3, (64,))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("spectral_norm", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_a_forward_that_reads_the_buffers_it_updates(spectral_norm, capturable):
+    """Spectral norm takes a power iteration a forward: both evaluations start from the same vector."""
+    torch.manual_seed(1)
+    model = nn.Sequential(spectral_norm(nn.Linear(10, 32)), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = SR2(model, L1(1e-4), sigma=1e6, sigma_min=1e-3, capturable=capturable)
+    optimizer.step(lambda: F.cross_entropy(model(X), Y))
+    assert optimizer.last_step.trial_loss == pytest.approx(optimizer.last_step.loss, abs=1e-5)  # s is that short
+    optimizer = SR2(model, L1(1e-4), sigma=5.0, capturable=capturable)
+    for _ in range(100):
+        loss = optimizer.step(lambda: F.cross_entropy(model(X), Y))
+    assert optimizer.counts["accepted"] > 90
+    assert float(loss) < 0.5
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("capturable", [False, True])
+def test_an_encoder_in_evaluation_mode_is_the_same_function_twice(capturable):
+    """Without gradients nn.TransformerEncoder would leave the padded places out."""
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
+    model = nn.ModuleList([nn.Linear(10, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, 3)]).eval()
+    x, padded = torch.randn(64, 6, 10), torch.zeros(64, 6, dtype=torch.bool)
+    padded[1:, 3:] = True
+    optimizer = SR2(model, L1(1e-4), sigma=1e6, sigma_min=1e-3, capturable=capturable)
+    optimizer.step(lambda: F.cross_entropy(model[2](model[1](model[0](x), src_key_padding_mask=padded).mean(1)), Y))
+    assert optimizer.last_step.trial_loss == pytest.approx(optimizer.last_step.loss, abs=1e-5)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Counts(nn.Module):
+    """Makes its buffer at the first forward, and has one that is expanded."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(10, 3)
+        self.register_buffer("n", None)
+        self.register_buffer("mask", torch.ones(1).expand(3))
+
+    def forward(self, x):
+        self.n = torch.ones(()) if self.n is None else self.n + 1
+        return self.linear(x) * self.mask
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_buffers_that_are_made_late_or_expanded(capturable):
+    model = Counts()
+    optimizer = SR2(model, L1(1e-4), sigma=5.0, capturable=capturable)
+    for _ in range(5):
+        optimizer.step(lambda: F.cross_entropy(model(X), Y))
+    assert model.n == 5
+    assert model.mask.stride() == (0,)
+    assert optimizer.counts["accepted"] == 5
+
+
+def test_a_broken_first_step_takes_a_late_buffer_back():
+    model = Counts()
+    with pytest.raises(FloatingPointError):
+        SR2(model, L1(1e-4), sigma=5.0).step(lambda: F.cross_entropy(model(X), Y) * math.nan)
+    assert model.n is None
+
+
+def test_a_rebound_buffer_of_a_broken_capturable_step_is_the_old_one():
+    model = Counts()
+    optimizer = SR2(model, L1(1e-4), sigma=5.0, capturable=True)
+    optimizer.step(lambda: F.cross_entropy(model(X), Y))
+    optimizer.step(lambda: F.cross_entropy(model(X), Y) * math.nan)
+    assert optimizer.counts["broken"] == 1
+    assert model.n == 1
+    assert model._buffers["n"] is model.n
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (3, 0)])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_an_empty_parameter(shape, capturable):
+    x, empty = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(shape))
+    optimizer = SR2([x, empty], L1(0.01), sigma=5.0, capturable=capturable)
+    optimizer.step(lambda: x.square().sum() + empty.sum())
+    assert optimizer.last_step.accepted
+
+
+def test_after_a_refusal_inside_autocast_nothing_is_of_the_trial_point():
+    """autocast keeps cast copies of the weights: those of x + s must not outlive a refusal."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = SR2(model, L1(1e-4), sigma=1e-4, gamma1=1.01, autocast=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = [float(optimizer.step(lambda: F.cross_entropy(model(X), Y))) for _ in range(6)]
+    assert optimizer.counts["refused"] == 6
+    assert len(set(losses)) == 1
+
+
+def test_a_float64_loss_of_float32_parameters_is_known_to_float32():
+    """x + s is rounded to float32, and so is what a step gains, whatever the loss is summed in."""
+    torch.manual_seed(0)
+    A, b, w = torch.randn(64, 8), torch.randn(64), nn.Parameter(torch.zeros(8))
+    optimizer = SR2([w], sigma=2.0)
+    for _ in range(400):
+        optimizer.step(lambda: (A @ w - b).double().square().mean())
+    assert optimizer.sigma < 100
+    assert optimizer.counts["null"] == 0
+
+
+def test_an_interrupt_in_a_certificate_leaves_x():
+    class Interrupted(L1):
+        coefficients = None
+
+        def decrease_of(self, *args, **kwargs):
+            raise KeyboardInterrupt
+
+    model = nn.Linear(10, 3)
+    optimizer = SR2(model, Interrupted(0.1), sigma=5.0)
+    before = model.weight.detach().clone()
+    with pytest.raises(KeyboardInterrupt):
+        certificate(model, [(X, Y)], optimizer)
+    assert torch.equal(model.weight, before)

@@ -1,0 +1,218 @@
+"""What people do who come from another optimizer: said in a sentence, or made right."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sr2 import L0, L1, SR2, BatchGrowth, ProxGEN, ProxSGD
+
+torch.manual_seed(0)
+X, Y = torch.randn(64, 10), torch.randint(3, (64,))
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
+
+
+def train(optimizer, make_closure, steps):
+    for _ in range(steps):
+        optimizer.step(make_closure())
+
+
+def silent(optimizer, closure, steps=40):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(optimizer, lambda: closure, steps)
+
+
+# ---- a closure that is no function of x
+
+
+def drawn(model):
+    """A batch that the closure draws itself, as next(loader) does."""
+    generator = torch.Generator().manual_seed(0)
+
+    def closure():
+        rows = torch.randint(64, (8,), generator=generator)
+        return F.cross_entropy(model(X[rows]), Y[rows])
+
+    return closure
+
+
+def noisy(model):
+    rng = np.random.default_rng(0)
+    return lambda: F.cross_entropy(model(X) + 0.3 * torch.tensor(rng.normal(size=(64, 3))).float(), Y)
+
+
+def shallow(model):
+    """Stochastic depth by Python's own generator."""
+    rng = random.Random(0)
+    return lambda: F.cross_entropy(model(X) * (2.0 if rng.random() < 0.5 else 1.0), Y)
+
+
+@pytest.mark.parametrize("write", [drawn, noisy, shallow])
+def test_it_is_said_at_the_first_refusal(write):
+    model = network()
+    optimizer = SR2(model, L1(1e-4))
+    closure = write(model)
+    with pytest.warns(UserWarning, match=r"gave .* and then .* at the same x.*draw the batch outside it") as seen:
+        train(optimizer, lambda: closure, 60)
+    assert len(seen) == 1
+
+
+def test_a_function_of_x_is_silent():
+    model = network()
+    optimizer = SR2(model, L0(1e-4), eta2=0.5)
+    silent(optimizer, lambda: F.cross_entropy(model(X), Y))
+    assert optimizer.counts["refused"] > 3
+
+
+# ---- what is computed outside the closure
+
+
+@pytest.mark.parametrize("what", ["loss", "logits"])
+def test_what_is_computed_outside_the_closure(what):
+    model = network()
+    optimizer = SR2(model, L1(1e-4), sigma=3.0)
+
+    def closure():
+        logits = model(X)
+        loss = F.cross_entropy(logits, Y)
+        return (lambda: loss) if what == "loss" else (lambda: F.cross_entropy(logits, Y))
+
+    with pytest.warns(UserWarning, match=r"to the bit.*call the network inside the closure") as seen:
+        train(optimizer, closure, 10)
+    assert len(seen) == 1
+
+
+def test_a_reflection_is_silent():
+    """f(x + s) = f(x) where sigma is half of the curvature."""
+    x = nn.Parameter(torch.randn(5))
+    optimizer = SR2([x], sigma=1.0)
+    silent(optimizer, lambda: x.square().sum(), 1)
+    assert optimizer.last_step.trial_loss == optimizer.last_step.loss
+
+
+def test_a_graph_that_is_used_up():
+    model = network()
+    optimizer = SR2(model, L1(1e-4), sigma=3.0)
+    loss = F.cross_entropy(model(X), Y)
+    with pytest.raises(RuntimeError, match="add up the losses of several tasks"):
+        optimizer.step(lambda: [loss, 0.5 * loss])
+
+
+# ---- what the closure returns
+
+
+@pytest.mark.parametrize("kind", [SR2, lambda m, R: ProxGEN(m, R, lr=0.1), lambda m, R: ProxSGD(m, R, lr=0.1)])
+def test_more_than_the_loss_from_a_closure_that_fills_the_gradients(kind):
+    model = network()
+    optimizer = kind(model, L1(1e-4))
+
+    def closure():
+        optimizer.zero_grad()
+        logits = model(X)
+        loss = F.cross_entropy(logits, Y)
+        loss.backward()
+        return loss, (logits.argmax(1) == Y).float().mean()
+
+    with pytest.raises(ValueError, match="must return the loss alone, and returned 2 things"):
+        optimizer.step(closure)
+
+
+# ---- groups
+
+
+@pytest.mark.parametrize("key", ["lr", "weight_decay", "momentum", "penalty", "lam", "regularizers"])
+def test_a_key_that_a_group_does_not_have(key):
+    with pytest.raises(ValueError, match=f"a group of SR2 has no '{key}': it has params, regularizer"):
+        SR2([{"params": network().parameters(), key: 0.1}], L1(1e-3))
+
+
+def test_a_group_that_joins_a_module_needs_no_names():
+    model, head = network(), nn.Linear(3, 2)
+    optimizer = SR2(model, L1(1e-3), sigma=5.0)
+    optimizer.add_param_group({"params": head.parameters(), "regularizer": L0(1e-3)})
+    optimizer.add_param_group({"params": nn.Parameter(torch.ones(2))})
+    assert optimizer.param_groups[-2]["param_names"] == ["group2.0", "group2.1"]
+    assert optimizer.param_groups[-1]["param_names"] == ["group3.0"]
+    optimizer.step(lambda: head(model(X)).square().mean())
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_group_of_the_module_keeps_its_names():
+    model = network()
+    optimizer = SR2(model, L1(1e-3))
+    model.append(nn.Linear(3, 2))
+    optimizer.add_param_group({"params": model[3].parameters()})
+    assert optimizer.param_groups[-1]["param_names"] == ["3.weight", "3.bias"]
+
+
+# ---- states
+
+
+def others(model):
+    yield torch.optim.Adam(model.parameters())
+    yield SR2(model.parameters(), L1(1e-3), sigma=1.0)
+    yield ProxGEN(model.parameters(), L1(1e-3), lr=0.1)
+    yield ProxSGD(model.parameters(), L1(1e-3), lr=0.1)
+
+
+@pytest.mark.parametrize("kind", [SR2, ProxGEN, ProxSGD])
+def test_the_state_of_another_optimizer(kind):
+    model = network()
+    *_, mine = (o for o in others(model) if isinstance(o, kind))
+    before = mine.state_dict()
+    for other in others(model):
+        if type(other) is not kind:
+            with pytest.raises(ValueError, match=f"this is not the state of {kind.__name__}: it has no '"):
+                mine.load_state_dict(other.state_dict())
+    assert mine.state_dict() == before
+
+
+def test_the_state_of_another_network():
+    a, b = nn.Linear(4, 3), nn.Linear(5, 3)
+    first, second = (SR2(m, L1(1e-3), momentum=0.9, sigma=5.0) for m in (a, b))
+    first.step(lambda: a(torch.ones(2, 4)).square().mean())
+    with pytest.raises(ValueError, match=r"has shape \(3, 4\), and the parameter \(3, 5\)"):
+        second.load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize(("saved", "loading"), [(None, 4), (8, None), (8, 4)])
+def test_batch_growth_that_the_saved_state_has_not(saved, loading):
+    model = network()
+
+    def make(batch):
+        growth = None if batch is None else BatchGrowth(kappa=1e6, batch=batch, largest=64)
+        return SR2(model, L1(1e-3), sigma=5.0, batch_growth=growth)
+
+    first, second = make(saved), make(loading)
+    first.step(lambda: F.cross_entropy(model(X), Y))
+    second.load_state_dict(first.state_dict())
+    assert second.batch_size == (saved if saved and loading else loading)
+    second.step(lambda: F.cross_entropy(model(X), Y))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_parameter_that_is_frozen_while_the_state_is_loaded(capturable):
+    model = network()
+    optimizer = SR2(model, L1(1e-3), momentum=0.9, capturable=capturable, sigma=5.0)
+
+    def closure():
+        return F.cross_entropy(model(X), Y)
+
+    optimizer.step(closure)
+    model[0].bias.requires_grad_(False)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step(closure)
+    model[0].bias.requires_grad_(True)
+    optimizer.step(closure)
+    assert optimizer.counts["accepted"] == 3
