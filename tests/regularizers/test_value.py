@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sr2.regularizers import L1, Lp
+from sr2.regularizers import L1, NM, Lp
 from tests.registry import REGULARIZERS, RegularizerCase
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
@@ -69,3 +69,8 @@ def test_decrease_keeps_its_digits_where_the_difference_of_sums_loses_them() -> 
     assert float(L1(1.0).value(x) - L1(1.0).value(one)) != pytest.approx(change, rel=0.1)
     slope = 0.5 * 2.0**-10
     assert float(Lp(1.0, 0.5).decrease(x, z)) == pytest.approx(exact * slope, rel=0.2)  # |x|^p itself is rounded
+
+
+def test_a_short_last_block_is_not_made_up_for_by_what_is_missing() -> None:
+    assert NM(2, 4).value(torch.tensor([[1.0, 0, 0, 0, 1, 1, 1]])) == torch.inf
+    assert NM(2, 4).value(torch.tensor([[1.0, 0, 0, 1, 1, 0, 1]])) == 0
