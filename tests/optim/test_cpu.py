@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import threading
+import weakref
 
 import pytest
 import torch
@@ -143,6 +145,38 @@ class Interrupt(TorchDispatchMode):
             raise KeyboardInterrupt
         self.left -= 1
         return func(*args, **(kwargs or {}))
+
+
+class Meanwhile(TorchDispatchMode):
+    """Before every operation another thread does its whole work."""
+
+    def __init__(self, work):
+        super().__init__()
+        self.work = work
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        thread = threading.Thread(target=self.work)
+        thread.start()
+        thread.join()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
+def test_threads_do_not_share_scratch(R):
+    xs, vs, ones = [torch.randn(5 * RUN)], [torch.randn(5 * RUN)], [torch.ones(5 * RUN)]
+    alone = moved(xs, vs, R, flat=True)
+    with Meanwhile(lambda: moved(ones, ones, R, flat=True)):
+        beside = moved(xs, vs, R, flat=True)
+    assert same_bits(alone[0][0], beside[0][0])
+    assert torch.equal(torch.stack(alone[1]), torch.stack(beside[1]))
+
+
+def test_scratch_goes_with_its_thread():
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(weakref.ref(proximal_step._scratch.buffers(torch.half, 3)[0])))
+    thread.start()
+    thread.join()
+    assert seen[0]() is None
 
 
 def quadratic(xs):
