@@ -94,6 +94,14 @@ def test_all_paths_agree_and_x_comes_back(path, R, dtype):
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("R", [L1(0.3), MCP(0.3, 2.5)], ids=repr)
+def test_a_gradient_that_lies_otherwise_in_memory(path, R):
+    torch.manual_seed(0)
+    xs, vs = [torch.randn(RUN, 3)], [torch.randn(3, RUN).T]
+    check(moved(xs, vs, R, flat=False), moved(xs, vs, R, **path), xs, vs, R.lam)
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
 def test_ties_and_numbers_that_are_not_finite(path, R, dtype):
