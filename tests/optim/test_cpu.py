@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import threading
+import weakref
 
 import pytest
 import torch
@@ -92,6 +94,14 @@ def test_all_paths_agree_and_x_comes_back(path, R, dtype):
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("R", [L1(0.3), MCP(0.3, 2.5)], ids=repr)
+def test_a_gradient_that_lies_otherwise_in_memory(path, R):
+    torch.manual_seed(0)
+    xs, vs = [torch.randn(RUN, 3)], [torch.randn(3, RUN).T]
+    check(moved(xs, vs, R, flat=False), moved(xs, vs, R, **path), xs, vs, R.lam)
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
 def test_ties_and_numbers_that_are_not_finite(path, R, dtype):
@@ -143,6 +153,38 @@ class Interrupt(TorchDispatchMode):
             raise KeyboardInterrupt
         self.left -= 1
         return func(*args, **(kwargs or {}))
+
+
+class Meanwhile(TorchDispatchMode):
+    """Before every operation another thread does its whole work."""
+
+    def __init__(self, work):
+        super().__init__()
+        self.work = work
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        thread = threading.Thread(target=self.work)
+        thread.start()
+        thread.join()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
+def test_threads_do_not_share_scratch(R):
+    xs, vs, ones = [torch.randn(5 * RUN)], [torch.randn(5 * RUN)], [torch.ones(5 * RUN)]
+    alone = moved(xs, vs, R, flat=True)
+    with Meanwhile(lambda: moved(ones, ones, R, flat=True)):
+        beside = moved(xs, vs, R, flat=True)
+    assert same_bits(alone[0][0], beside[0][0])
+    assert torch.equal(torch.stack(alone[1]), torch.stack(beside[1]))
+
+
+def test_scratch_goes_with_its_thread():
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(weakref.ref(proximal_step._scratch.buffers(torch.half, 3)[0])))
+    thread.start()
+    thread.join()
+    assert seen[0]() is None
 
 
 def quadratic(xs):

@@ -116,7 +116,8 @@ def test_proxgen_alone_is_ista(foreach):
 @pytest.mark.parametrize("metric", [False, True])
 @pytest.mark.parametrize("rho", [None, 0.9])
 @pytest.mark.parametrize("foreach", [False, True])
-def test_proxsgd_is_its_twin(metric, rho, foreach):
+@pytest.mark.parametrize("capturable", [False, True])
+def test_proxsgd_is_its_twin(metric, rho, foreach, capturable):
     rng = np.random.default_rng(0)
     lam, steps = 0.05, 80
     batches = [(rng.normal(size=(5, 8)), rng.normal(size=5)) for _ in range(steps)]
@@ -133,12 +134,21 @@ def test_proxsgd_is_its_twin(metric, rho, foreach):
         rho_decay=0.4,
         metric="adam" if metric else None,
         foreach=foreach,
+        capturable=capturable,
     )
     for (A, y), x in zip(batches, twin, strict=True):
         A, y = torch.tensor(A), torch.tensor(y)
         optimizer.step(lambda A=A, y=y: (A @ w - y).square().sum() / 10)
         np.testing.assert_allclose(w.detach().numpy(), x, rtol=0, atol=1e-12)
     assert np.abs(x - np.linspace(-1, 1, 8)).max() > 0.1
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_proxsgd_goes_no_further_than_its_proximal_point(capturable):
+    """lr / sqrt(5) = 4.5, and 1 is where x^ = x - g = 0 is."""
+    w = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    ProxSGD([w], lr=10.0, rho=None, metric=None, capturable=capturable).step(lambda: w.square().sum() / 2)
+    assert not w.any()
 
 
 def test_proxsgd_defaults_are_its_papers():

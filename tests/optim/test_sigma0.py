@@ -224,9 +224,8 @@ def test_the_fallback_says_so_and_is_right_along_the_gradient():
     assert found == pytest.approx(exact, rel=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_closure_that_fills_the_gradients(dtype, caplog):
-    xs, loss = quadratic(torch.full((12,), 4.0), dtype=dtype)  # H = 4 I: every direction has the same curvature
+def filling(xs, loss):
+    """A closure of the LBFGS kind."""
 
     def closure():
         for x in xs:
@@ -235,9 +234,37 @@ def test_a_closure_that_fills_the_gradients(dtype, caplog):
         value.backward()
         return value
 
+    return closure
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_closure_that_fills_the_gradients(dtype, caplog):
+    xs, loss = quadratic(torch.full((12,), 4.0), dtype=dtype)  # H = 4 I: every direction has the same curvature
     with caplog.at_level(logging.INFO, "sr2"):
-        assert estimate_sigma0(closure, None, xs) == pytest.approx(4.0, rel=0.02)
+        assert estimate_sigma0(filling(xs, loss), None, xs) == pytest.approx(4.0, rel=0.02)
     assert "the closure fills the gradients itself" in caplog.text
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.5, 1e6])
+@pytest.mark.parametrize("dtypes", ["bfloat16", "float32", "float64", "bfloat16 float64"])
+def test_a_finite_difference_is_longer_than_a_rounding(dtypes, scale):
+    generator = torch.Generator().manual_seed(0)
+    kinds = [getattr(torch, name) for name in dtypes.split()]
+    xs = [nn.Parameter((scale * torch.randn(10_000, generator=generator)).to(kind)) for kind in kinds]
+    closure = filling(xs, lambda: sum(h / 2 * x.double().square().sum() for x, h in zip(xs, (100, 1), strict=False)))
+    assert estimate_sigma0(closure, None, xs) == pytest.approx(100.0, rel=0.02)
+
+
+def test_a_finite_difference_knows_how_far_it_went():
+    """From 1 to 1.1406 and not 1.1437, which bfloat16 does not have."""
+    x = nn.Parameter(torch.ones(9, dtype=torch.bfloat16))
+    assert estimate_sigma0(filling([x], lambda: 50 * x.double().square().sum()), None, [x]) == pytest.approx(100, 0.01)
+
+
+def test_in_float64_a_finite_difference_is_short():
+    """Of x^4 at 1 it errs by h."""
+    x = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    assert estimate_sigma0(filling([x], lambda: x.pow(4).sum()), None, [x]) == pytest.approx(12.0, rel=1e-5)
 
 
 def test_a_zero_gradient_in_the_fallback():
@@ -393,3 +420,7 @@ def test_where_little_is_taken_or_sigma_has_no_say_it_is_the_curvature(R):
 
 def test_weights_that_are_all_zero_ask_for_nothing():
     assert leaves_half([(L0(1.0), [torch.zeros(5)]), (None, [torch.ones(2)])], 3.0) == 3.0
+
+
+def test_it_gives_up_where_only_a_boundless_sigma_leaves_half():
+    assert LARGEST <= leaves_half([(L1(1e30), [torch.ones(5)])], 1.0) < 2 * LARGEST

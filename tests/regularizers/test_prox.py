@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 import torch
@@ -129,6 +131,17 @@ def test_indicators_are_zero_after_the_prox_and_project_once(case: RegularizerCa
             z = case.regularizer.prox(x, 1.0)
             assert case.regularizer.value(z) == 0
             torch.testing.assert_close(case.regularizer.prox(z, 0.1), z)
+
+
+@pytest.mark.parametrize("case", [c for c in REGULARIZERS if c.hard and c.indicator], ids=lambda case: case.name)
+@given(rows=st.integers(1, 3), columns=st.integers(1, 9), seed=st.integers(0, 999))
+def test_budgets_are_zero_exactly_where_the_prox_keeps_x(
+    case: RegularizerCase, rows: int, columns: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, columns, generator=generator) * (torch.rand(rows, columns, generator=generator) < 0.4)
+    inside = torch.equal(case.regularizer.prox(x, 1.0), x)
+    assert case.regularizer.value(x) == (0.0 if inside else inf) == case.value([x.double().numpy()])
 
 
 TIES = [(c, tie) for c in REGULARIZERS for tie in c.ties]

@@ -129,6 +129,12 @@ def test_group_norms_neither_under_nor_overflow_in_float32(size: float) -> None:
     torch.testing.assert_close(float(GroupL2(1.0).value(x)) / size, 5.0, rtol=1e-6, atol=0)
 
 
+def test_a_group_norm_that_overflows_float64_keeps_its_group() -> None:
+    """The square of 1e200 does: inf / inf would be NaN."""
+    x = torch.tensor([[3e200, 4e200], [3.0, 4.0]], dtype=torch.float64)
+    assert torch.equal(GroupL2(1.0).prox(x, 1e-200), x)
+
+
 @every
 def test_nan_is_not_swallowed(case: RegularizerCase) -> None:
     """A NaN that became 0 would hide a broken step. (Decompositions refuse it; budgets keep it as the largest.)"""

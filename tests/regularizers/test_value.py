@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sr2.regularizers import L1, Lp
+from sr2.regularizers import L1, NM, Lp
 from tests.registry import REGULARIZERS, RegularizerCase
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
@@ -30,9 +30,11 @@ def test_value_is_the_slow_one(case: RegularizerCase, dtype: torch.dtype) -> Non
 
 
 @every
-def test_decrease_is_the_difference(case: RegularizerCase) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_decrease_is_the_difference(case: RegularizerCase, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
-    xs = case.regularizer.prox([torch.randn(3, 5, generator=generator), torch.randn(4, generator=generator)], 0.1)
+    xs = [torch.randn(shape, generator=generator).to(dtype) for shape in ((3, 5), (4,))]
+    xs = case.regularizer.prox(xs, 0.1)
     zs = case.regularizer.prox(xs, 0.5)
     difference = case.regularizer.value(xs) - case.regularizer.value(zs)
     torch.testing.assert_close(case.regularizer.decrease(xs, zs), difference, rtol=1e-10, atol=1e-12)
@@ -69,3 +71,13 @@ def test_decrease_keeps_its_digits_where_the_difference_of_sums_loses_them() -> 
     assert float(L1(1.0).value(x) - L1(1.0).value(one)) != pytest.approx(change, rel=0.1)
     slope = 0.5 * 2.0**-10
     assert float(Lp(1.0, 0.5).decrease(x, z)) == pytest.approx(exact * slope, rel=0.2)  # |x|^p itself is rounded
+
+
+def test_decrease_in_bfloat16_is_not_rounded_to_it() -> None:
+    x, z = (torch.full((1000,), entry, dtype=torch.bfloat16) for entry in (1.5, 0.0035))
+    assert L1(1.0).decrease(x, z) == pytest.approx(float(L1(1.0).value(x) - L1(1.0).value(z)), rel=1e-9)
+
+
+def test_a_short_last_block_is_not_made_up_for_by_what_is_missing() -> None:
+    assert NM(2, 4).value(torch.tensor([[1.0, 0, 0, 0, 1, 1, 1]])) == torch.inf
+    assert NM(2, 4).value(torch.tensor([[1.0, 0, 0, 1, 1, 0, 1]])) == 0

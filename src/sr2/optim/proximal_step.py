@@ -14,6 +14,7 @@ Every path keeps x before it moves it, and notes that it has: x is read where it
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -200,7 +201,7 @@ def _move_in_place(pieces: Iterator[Piece], regularizer: Regularizer) -> Parts:
             parts.append(_move(piece, regularizer))
             continue
         if s.shape != x.shape or s.dtype != x.dtype:
-            s, t = (buffer[:size].view(x.shape) for buffer in _buffers(x.dtype, ROWS * RUN))
+            s, t = (buffer[:size].view(x.shape) for buffer in _scratch.buffers(x.dtype, ROWS * RUN))
         torch.sub(old, torch.mul(v, step, out=t), out=t)
         largest = torch.finfo(x.dtype).max
         if a:
@@ -222,9 +223,18 @@ def _move_in_place(pieces: Iterator[Piece], regularizer: Regularizer) -> Parts:
     return add_parts(parts)
 
 
-@functools.cache
-def _buffers(dtype: torch.dtype, size: int) -> tuple[Tensor, Tensor]:
+class _Scratch(threading.local):
+    """Each thread's own: optimizers that step in two threads would write over each other's. They go with the thread."""
+
+    def __init__(self) -> None:
+        self.buffers = functools.cache(_two_buffers)
+
+
+def _two_buffers(dtype: torch.dtype, size: int) -> tuple[Tensor, Tensor]:
     return torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
+
+
+_scratch = _Scratch()
 
 
 def _compiled_move(piece: Piece, regularizer: Regularizer) -> Parts:

@@ -109,6 +109,7 @@ class ProxSGD(ProximalOptimizer):
 
 def _falling(first: Step, t: Step, power: float) -> Step:
     """first / (t + 4)^power, at most 1."""
+    t = t.double() if isinstance(t, Tensor) else t  # a power of an int64 tensor is float32
     value = first / (t + 4) ** power
     return value.clamp_max(1.0) if isinstance(value, Tensor) else min(1.0, value)
 

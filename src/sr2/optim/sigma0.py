@@ -131,21 +131,25 @@ def lanczos(product: Callable[[Vector], Vector], start: Vector) -> float:
 
 @torch.no_grad()
 def _along_gradient(closure: Closure, parameters: Sequence[Tensor]) -> float:
-    """|g(x + h d) - g(x)| / h with d = g / |g|."""
+    """|g(x + s) - g(x)| / |s| with s = h g / |g|, as it comes out in the parameters' dtype.
+
+    Of one rounding h / |x| = sqrt(eps) would make the least; gradients carry more, and eps^0.4 is 0.14 in bfloat16,
+    2e-3 in float32 and 5e-7 in float64.
+    """
     kept = [p.detach().clone() for p in parameters]
     loss_and_gradients(closure, parameters)
     g = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
     size = _norm(g)
     if not (math.isfinite(size) and size > 0):
         return math.nan
-    precise = all(p.dtype == torch.float64 for p in parameters)
-    h = (1e-6 if precise else 1e-3) * max(1.0, _norm(kept))
+    eps = max(torch.finfo(p.dtype).eps for p in parameters)
+    h = eps**0.4 * max(1.0, _norm(kept))
     try:
         for p, d in zip(parameters, g, strict=True):
             p.add_(d, alpha=h / size)
         loss_and_gradients(closure, parameters)
         moved = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        return _norm([a - b for a, b in zip(moved, g, strict=True)]) / h
+        return _distance(moved, g) / _distance(parameters, kept)
     finally:
         for p, old in zip(parameters, kept, strict=True):
             p.copy_(old)
@@ -197,6 +201,10 @@ def _dot(a: Vector, b: Vector) -> float:
 
 def _norm(a: Vector) -> float:
     return math.sqrt(_dot(a, a))
+
+
+def _distance(a: Sequence[Tensor], b: Vector) -> float:
+    return _norm([x - y for x, y in zip(a, b, strict=True)])
 
 
 def _scaled(a: Vector, factor: float) -> Vector:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Regularizer, Step, check_number, exact_sum
+from .base import Regularizer, Step, _working_precision, check_number, exact_sum
 
 
 def soft_threshold(x: Tensor, t: Step) -> Tensor:
@@ -44,8 +44,8 @@ class L1(Regularizer):
         return self.lam * x.double().abs()
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
-        # |x| - |z| is exact where z is near x, so it need not wait for float64.
-        sums = [exact_sum(x.abs().sub_(z.abs())) for x, z in zip(xs, zs, strict=True)]
+        # |x| - |z| is exact where z is near x, so it need not wait for float64; bfloat16 would round the others.
+        sums = [exact_sum(_working_precision(x.abs()).sub_(z.abs())) for x, z in zip(xs, zs, strict=True)]
         return self.lam * sum(sums, torch.zeros((), dtype=torch.float64, device=xs[0].device))
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:

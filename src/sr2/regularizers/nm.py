@@ -37,7 +37,7 @@ class NM(Regularizer):
             raise ValueError(f"NM: n must be at most m, and they are {self.n} and {self.m}")
 
     def terms(self, x: Tensor) -> Tensor:
-        outside = self._blocks((x != 0).double()).sum(-1) > self.n
+        outside = (self._blocks((x != 0).double()) > 0).sum(-1) > self.n
         return torch.zeros_like(outside, dtype=torch.float64).masked_fill(outside, inf)
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
