@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +50,21 @@ def test_the_key_is_readable_and_lasts() -> None:
     assert RunConfig(regularizer="nm").key.startswith("digits-cnn-sr2-nm-s0-")
     assert "/" not in RunConfig(data="my.mod:fn", model="x:y").key
     assert ":" not in RunConfig(data="my.mod:fn", model="x:y").key
+
+
+def test_equal_configs_have_one_key() -> None:
+    assert RunConfig(lam=1).key == RunConfig(lam=1.0).key
+    assert RunConfig(sigma=2, momentum=0).key == RunConfig(sigma=2.0, momentum=0.0).key
+    assert RunConfig.from_dict({"lam": 1}).key == RunConfig(lam=1.0).key
+    assert type(RunConfig(epochs=2).epochs) is int
+
+
+def test_the_keys_of_the_results_are_their_folders() -> None:
+    folders = [path.parent for path in (Path(__file__).parents[2] / "results").glob("*/config.json")]
+    assert folders
+    assert [RunConfig.from_dict(json.loads((f / "config.json").read_text())).key for f in folders] == [
+        folder.name for folder in folders
+    ]
 
 
 def test_the_key_tells_every_field_apart() -> None:

@@ -93,6 +93,12 @@ class Settings:
     device: str = "cpu"
     """cpu, cuda, cuda:0, or auto."""
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # 1 equals 1.0, and would have another key
+            value = getattr(self, field.name)
+            if str(field.type).startswith("float") and type(value) is int:
+                object.__setattr__(self, field.name, float(value))
+
 
 @dataclass(frozen=True)
 class RunConfig(Settings):
