@@ -119,6 +119,19 @@ def test_paper_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert '"penalize": "weights"' in config
 
 
+def test_a_recipes_lambda_is_not_that_of_a_regularizer_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--regularizer", "elastic_net", "--reg", "lam1=1e-4", "lam2=1e-3", "--data", "digits", "--model", "mlp"]
+    flags += ["--epochs", "1", "--batch", "400"]
+    assert main(["paper", "run", "cifar10-resnet34-sr2-l1-1e-4", *flags]) == 0
+    assert main(["paper", "run", "cifar10-resnet34-sr2-l1-1e-4", *flags, "--lam", "0.001"]) == 0
+    assert "is finished already" in capsys.readouterr().out  # it is the same run
+    assert main(["paper", "run", "cifar10-resnet34-sr2-l1-1e-4", *flags, "--lam", "0.1"]) == 2
+    assert "elastic_net has no lam: leave out --lam" in capsys.readouterr().err
+
+
 def test_report_and_paper_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

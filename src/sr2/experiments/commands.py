@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from tyro.extras import SubcommandApp
 
 from .bench import BenchConfig
 from .compare import Grid, compare
-from .config import RunConfig
+from .config import RunConfig, has_lambda
 from .errors import UserError
 from .progress import Watch
 from .store import WEIGHTS, RunRecord, find_runs
@@ -247,6 +248,8 @@ def _paper_run(arguments: Sequence[str]) -> Callable[..., None]:
         """
         if not named:
             raise UserError(f"name the cell first: sr2 paper run {cell} …")
+        if config.lam == recipe.lam and not has_lambda(config.regularizer):  # the recipe's, not what somebody typed
+            config = replace(config, lam=RunConfig.lam)
         train_one(config, runs=runs, tensorboard=tensorboard)
 
     return paper_run
