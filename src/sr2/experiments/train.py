@@ -145,11 +145,11 @@ class Trainer:
             seen = self.runner.images
             self._cool()
             try:
-                steps = self.runner.run()
+                self.runner.run()
             except FloatingPointError as error:
                 raise DivergedError(f"{self.config.key} stopped in epoch {self.epoch + 1}: {error}") from error
-            self.step += steps
-            self.steps += steps
+            self.step += 1
+            self.steps += 1
             on_step(self.runner.images - seen)
             if self.stop.asked:
                 self.seconds = before + time.perf_counter() - started
