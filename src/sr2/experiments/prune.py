@@ -8,7 +8,6 @@ from typing import Any
 
 from ..zeros import prune_
 from .config import RunConfig, checked
-from .errors import UserError
 from .evaluate import accuracy, percent_zero, recalibrate_
 from .problem import Problem
 from .store import RunStore, read_run, read_weights
@@ -54,12 +53,11 @@ def prune_run(folder: Path, device: str | None = None) -> dict[str, Any]:
     record = read_run(folder)
     weights = read_weights(folder)
     problem = Problem(_on(record.config, device))
-    try:
-        problem.model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise UserError(f"the weights of {folder} do not fit its network {record.config.model}: {error}") from error
+    store = RunStore(record.path, record.config)
+    store.check_network(problem.model)
+    problem.load_weights(weights, folder)
     result = sweep(problem)
-    RunStore(record.path, record.config).write_prune(result)
+    store.write_prune(result)
     return result
 
 

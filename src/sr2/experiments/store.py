@@ -24,12 +24,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import __version__
 from .config import REGULARIZERS, RunConfig
 from .data.cache import write_atomically
 from .errors import UserError
+from .models import fingerprint
 from .names import check_known
 
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
@@ -137,9 +138,20 @@ class RunStore:
 
     # ---- the course of a run
 
-    def start(self) -> None:
+    def check_network(self, model: nn.Module) -> None:
+        """The user's own network is known by its name, and may be another one than the run was begun with."""
+        before = _read_json(self.path / "env.json", {}, _ENV).get("network")
+        if before is not None and before != fingerprint(model):
+            raise UserError(
+                f"{self.path} was trained with another {self.config.model} than the code makes now: "
+                "change the code back, train into another folder (--runs), or delete this one"
+            )
+
+    def start(self, model: nn.Module | None = None) -> None:
         """Write the configuration and the environment; a run that is resumed keeps the time of its first start."""
         env = environment(self.config)
+        if model is not None and ":" in self.config.model:
+            env["network"] = fingerprint(model)
         before: dict[str, Any] = _read_json(self.path / "env.json", {}, _ENV)
         if before:
             env |= {"started": before.get("started", env["started"]), "resumed": before.get("resumed", 0) + 1}

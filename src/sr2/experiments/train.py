@@ -20,8 +20,10 @@ from torch import Tensor
 from ..optim import SR2, certificate
 from ..optim.search import cooling
 from .config import RunConfig, checked, cooldown_steps, make_optimizer
+from .data import load
 from .errors import UserError
 from .evaluate import SMALL, accuracy, histogram, layers, percent_zero
+from .models import build
 from .problem import Problem
 from .prune import sweep
 from .runner import CapturedRunner, Row, StepRunner
@@ -98,6 +100,7 @@ class Trainer:
         self.rows: list[Row] = []
         self.seconds = 0.0
         self._made, self._saving = time.perf_counter(), 0.0
+        store.check_network(self.problem.model)
         state = store.load_checkpoint()
         if state is not None:
             self._load_state_dict(state)
@@ -238,7 +241,7 @@ class Trainer:
     def _load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.step, self.steps = state["epoch"], state["step"], state["steps"]
         self.rows, self.seconds = state["rows"], state["seconds"]
-        self.problem.model.load_state_dict(state["model"])
+        self.problem.load_weights(state["model"], self.store.path)
         self.optimizer.load_state_dict(state["optimizer"])
         self.runner.load_state_dict(state["sums"])
         torch.set_rng_state(state["randomness"])
@@ -302,11 +305,14 @@ def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensor
     store = RunStore(Path(root) / config.key, config)
     with store.locked():
         if (result := store.result) is not None:
+            if ":" in config.model:
+                dataset = load(config.data)
+                store.check_network(build(config.model, dataset.classes, dataset.in_shape))
             watch.skipped(store.path, result)
             return store.path
         with _events(store.path if tensorboard else None) as log:
             trainer = Trainer(config, store, stop)
-            store.start()
+            store.start(trainer.problem.model)
             with watch.run(trainer):
                 for row in trainer.run(watch.step):
                     watch.epoch(row)
