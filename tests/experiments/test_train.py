@@ -120,6 +120,16 @@ def test_a_finished_run_is_skipped_with_a_sentence(capsys: pytest.CaptureFixture
     assert {p.name: p.stat().st_mtime_ns for p in only_run().iterdir()} == before
 
 
+def test_a_finished_run_is_skipped_where_nothing_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train() == 0
+    (only_run() / ".lock").unlink()
+    monkeypatch.setattr(RunStore, "locked", lambda _: pytest.fail("wants to write"))  # to root no folder is read-only
+    assert train() == 0
+    assert "is finished already (accuracy" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("flags", [["--optimizer", "proxgen", "--lr", "0.1"], ["--optimizer", "proxsgd"]])
 def test_optimizers_without_a_test_have_no_sigma(flags: list[str]) -> None:
     assert train(*flags) == 0

@@ -303,13 +303,13 @@ def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensor
     """
     config = checked(config)
     store = RunStore(Path(root) / config.key, config)
+    if (result := store.result) is not None:  # which nobody writes to, and perhaps nobody can
+        if ":" in config.model:
+            dataset = load(config.data)
+            store.check_network(build(config.model, dataset.classes, dataset.in_shape))
+        watch.skipped(store.path, result)
+        return store.path
     with store.locked():
-        if (result := store.result) is not None:
-            if ":" in config.model:
-                dataset = load(config.data)
-                store.check_network(build(config.model, dataset.classes, dataset.in_shape))
-            watch.skipped(store.path, result)
-            return store.path
         with _events(store.path if tensorboard else None) as log:
             trainer = Trainer(config, store, stop)
             store.start(trainer.problem.model)
