@@ -130,6 +130,48 @@ def test_a_finished_run_is_skipped_where_nothing_can_be_written(
     assert "is finished already (accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("file", ["config.json", "env.json", "metrics.jsonl", "prune.json", "result.json"])
+@pytest.mark.parametrize("content", ["{\n", "[1]\n"])
+def test_the_way_out_of_a_damaged_file_works(file: str, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train() == 0
+    record = read_run(only_run())
+    folder = record.path
+    weights = read_weights(folder)
+    (folder / file).write_text(content)
+    assert main(["report", "runs"]) == 2
+    error = capsys.readouterr().err
+    assert f"{folder / file} is " in error
+    way = re.findall(r"delete it( and result\.json beside it)?, and run (?:(sr2 .*)|the same training again)$", error)
+    ((also, command),) = way
+    (folder / file).unlink()
+    if also:
+        (folder / "result.json").unlink()
+    assert (main(command.split()[1:]) if command else train()) == 0
+    assert main(["report", "runs"]) == 0
+    again = read_run(folder)
+    assert again.metrics == record.metrics
+    assert again.result == record.result
+    assert again.prune == record.prune
+    assert again.env
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in read_weights(folder).items())
+
+
+def test_a_resume_writes_damaged_metrics_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    config = RunConfig(model="mlp", epochs=2, batch=200)
+    store = RunStore(Path("runs") / config.key, config)
+    with store.locked():
+        trainer = Trainer(config, store, StopSignals())
+        store.start()
+        next(trainer.run())  # and killed here
+    (store.path / "metrics.jsonl").write_text('{"epoch": 1, "lo')
+    (store.path / "config.json").write_text("{")
+    assert main(["report", "runs"]) == 2
+    assert "config.json is damaged" in (error := capsys.readouterr().err)
+    assert error.endswith("delete it, and run the same training again\n")
+    assert train() == 0
+    assert [row["epoch"] for row in read_run(store.path).metrics] == [1, 2]
+
+
 @pytest.mark.parametrize("flags", [["--optimizer", "proxgen", "--lr", "0.1"], ["--optimizer", "proxsgd"]])
 def test_optimizers_without_a_test_have_no_sigma(flags: list[str]) -> None:
     assert train(*flags) == 0

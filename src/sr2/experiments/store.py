@@ -62,7 +62,8 @@ def read_run(folder: Path) -> RunRecord:
         if ":" not in made.regularizer:
             check_known("regularizer", made.regularizer, [*REGULARIZERS, "none"])
     except (UserError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / 'config.json'} is not the configuration of a run ({error})") from error
+        path = folder / "config.json"
+        raise UserError(f"{path} is not the configuration of a run ({error}): {_way_out(path)}") from error
     return RunRecord(
         folder,
         made,
@@ -128,9 +129,12 @@ class RunStore:
 
     def _check_own(self) -> None:
         """Rows that were brought here without their checkpoint are not to be trained over."""
-        epochs = len(_read_lines(self.path / "metrics.jsonl"))
-        ours = (".lock", CHECKPOINT, PREVIOUS, "result.json")
-        if epochs and not any((self.path / name).exists() for name in ours):
+        rows = self.path / "metrics.jsonl"
+        if any((self.path / name).exists() for name in (".lock", CHECKPOINT, PREVIOUS)) or not rows.exists():
+            return
+        with named_errors(rows, "read"):
+            epochs = rows.read_bytes().count(b"\n")  # whatever they say: a resume writes them anew
+        if epochs:
             raise UserError(
                 f"{self.path} has {epochs} epochs of a run and no checkpoint to go on from: "
                 "train into another folder (--runs), or remove it to start anew"
@@ -310,7 +314,7 @@ def _check(path: Path, value: object, kind: Any) -> Any:
         return isinstance(value, kind)
 
     if not fits(value, kind):
-        raise UserError(f"{path} is not what a run writes: delete it, and train the run again")
+        raise UserError(f"{path} is not what a run writes: {_way_out(path)}")
     return value
 
 
@@ -321,7 +325,7 @@ def _read_json(path: Path, missing: Any = _REQUIRED, kind: Any = object) -> Any:
         with named_errors(path, "read"):
             return _check(path, json.loads(path.read_text(encoding="utf-8")), kind)
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): delete it, and train the run again") from error
+        raise UserError(f"{path} is damaged ({error}): {_way_out(path)}") from error
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -331,4 +335,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         with named_errors(path, "read"):
             return [_check(path, json.loads(line), _ROW) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): run the training again to rewrite it") from error
+        raise UserError(f"{path} is damaged ({error}): {_way_out(path)}") from error
+
+
+def _way_out(path: Path) -> str:
+    """How a file of a run that cannot be read is written anew; a finished run would be skipped."""
+    if path.name == "prune.json":
+        return f"delete it, and run sr2 prune {path.parent}"
+    skipped = path.name != "result.json" and path.with_name("result.json").exists()
+    return f"delete it{' and result.json beside it' if skipped else ''}, and run the same training again"
