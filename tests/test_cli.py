@@ -58,6 +58,9 @@ def test_version_and_module() -> None:
         ("report", "name at least one run folder"),
         ("train --seed 9223372036854775808", "seed must be below 2^63"),
         ("report nowhere", "nowhere does not exist"),
+        ("paper report --runs nowhere", "nowhere does not exist"),
+        ("paper report", "runs does not exist"),
+        ("paper list --runs nowhere", "nowhere does not exist"),
         ("data fetch cifar", "did you mean cifar10"),
         ("data check digit", "did you mean digits"),
         ("paper run cifar10-resnet34-sr2-l1-1e-5", "cifar10-resnet34-sr2-l1-1e-4"),
@@ -73,7 +76,7 @@ def test_a_mistake_is_one_sentence(
     assert said.err.startswith("error: ")
     assert said.err.count("\n") == 1
     assert words in said.err
-    assert not list(tmp_path.rglob("config.json"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,9 @@ def test_paper_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.chdir(tmp_path)
     assert main(["paper", "list"]) == 0
     assert "45 cells, 0 run, 45 missing" in capsys.readouterr().out
+    Path("empty").mkdir()
+    assert main(["paper", "report", "--runs", "empty"]) == 0
+    assert "empty has no run in it, so every cell is missing" in capsys.readouterr().err
     assert "(default: 41.0)" in helps(capsys, "paper", "run", "cifar10-resnet34-sr2-l1-1e-4")
     # the recipe of the cell, on what is here
     flags = ["--data", "digits", "--model", "mlp", "--epochs", "1", "--batch", "400"]

@@ -219,7 +219,8 @@ def paper_list(*, runs: Path = RUNS) -> None:
     """
     from .paper import list_text
 
-    print(list_text(find_runs([runs], missing_ok=True)))
+    fresh = runs == RUNS  # nobody has trained yet
+    print(list_text(find_runs([runs], missing_ok=fresh or runs.is_dir())))
 
 
 def _paper_run(arguments: Sequence[str]) -> Callable[..., None]:
@@ -262,7 +263,7 @@ def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
         runs: The folder of runs.
         out: The folder of the report; `paper` beside the runs unless given.
     """
-    records = find_runs([runs], missing_ok=True)
+    records = find_runs([runs], missing_ok=runs.is_dir())
     if not records:
         print(f"{runs} has no run in it, so every cell is missing: name the folder with --runs", file=sys.stderr)
     _report(records, out or runs / "paper", paper=True)
