@@ -81,7 +81,7 @@ class Settings:
     largest_batch: int = 4096
     """With batch_growth: the largest batch."""
     certificate: bool = False
-    """SR2: estimate the paper's bound on stationarity at the end of the run (two more passes over the data)."""
+    """SR2: at the end of the run, two more passes estimate the paper's bound on stationarity: certificate.json."""
     augment: bool = True
     """Whether to crop and flip, where the data set asks for it; --no-augment turns it off."""
     precision: Precision = "fp32"

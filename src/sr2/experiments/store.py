@@ -211,9 +211,10 @@ class RunStore:
         """The pruning sweep."""
         self._write_json("prune.json", sweep)
 
-    def write_certificate(self, found: dict[str, Any]) -> None:
-        """The certificate of stationarity."""
+    def write_certificate(self, found: dict[str, Any]) -> Path:
+        """The certificate of stationarity; returns its file."""
         self._write_json("certificate.json", found)
+        return self.path / "certificate.json"
 
     def finish(self, result: dict[str, Any]) -> None:
         """The last file of a run: from here on it is finished."""

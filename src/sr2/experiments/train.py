@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..optim import SR2, certificate
+from ..optim import SR2, Certificate, certificate
 from ..optim.search import cooling
 from .config import RunConfig, checked, cooldown_steps, make_optimizer
 from .data import load
@@ -98,6 +98,8 @@ class Trainer:
         self.steps = 0
         """Steps that are done in all."""
         self.rows: list[Row] = []
+        self.certified = ""
+        """The certificate of the end, in a line, if one was asked for."""
         self.seconds = 0.0
         self._made, self._saving = time.perf_counter(), 0.0
         store.check_network(self.problem.model)
@@ -256,7 +258,12 @@ class Trainer:
         model, last = self.problem.model, self.rows[-1]
         stopped = "converged" if self._converged() else "epochs"
         if self.config.certificate:
-            self.store.write_certificate(self._certificate())
+            found = self._certificate()
+            path = self.store.write_certificate(json.loads(json.dumps(found.as_dict()), parse_constant=lambda _: None))
+            self.certified = (
+                f"certificate: E dist(0, dF(x + s))^2 is at most {found.bound:.4g}, delta {found.delta:.4g}, proximal "
+                f"residual {found.residual:.4g} ± {found.residual_error:.2g}, in {path}"
+            )
         self.store.write_weights(model.state_dict())
         self.store.write_prune(sweep(self.problem))
         self.store.finish(
@@ -274,16 +281,15 @@ class Trainer:
             }
         )
 
-    def _certificate(self) -> Row:
+    def _certificate(self) -> Certificate:
         """The paper's bound at the last point, over the batches of one more epoch."""
         assert isinstance(self.optimizer, SR2)
         self.problem.model.train()
         batches = list(self.problem.batches.epoch(self.epoch))
         with self.problem.arithmetic():
-            found = certificate(
+            return certificate(
                 self.problem.model, batches, self.optimizer, lambda out, y: F.cross_entropy(out.float(), y)
             )
-        return json.loads(json.dumps(found.as_dict()), parse_constant=lambda _: None)  # type: ignore[no-any-return]
 
 
 def _finite(value: Any) -> Any:
@@ -320,6 +326,8 @@ def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensor
         if trainer.stopped_early:
             watch.say(trainer.stopped_early)
     watch.finished(store.path)
+    if trainer.certified:
+        watch.say(trainer.certified)
     return store.path
 
 
