@@ -140,6 +140,19 @@ def test_options_reach_the_optimizer() -> None:
     assert off.param_groups[0]["rho"] is None
 
 
+def own_optimizer(model: nn.Module, regularizer: sr2.Regularizer, penalize: str, lr: float = 0.5) -> sr2.ProxGEN:
+    return sr2.ProxGEN(model, regularizer, penalize=penalize, lr=lr)  # type: ignore[arg-type]
+
+
+def no_proximal_optimizer(model: nn.Module, regularizer: sr2.Regularizer, **options: object) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters())
+
+
+def test_an_optimizer_of_ones_own() -> None:
+    config = checked(RunConfig(optimizer=f"{__name__}:own_optimizer", lr=0.25))
+    assert make_optimizer(config, nn.Linear(2, 2)).param_groups[0]["lr"] == 0.25
+
+
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "an unknown optimizer": ({"optimizer": "sg2"}, "did you mean sr2.*proxgen, proxsgd"),
     "an unknown regularizer": ({"regularizer": "elastic"}, "did you mean elastic_net.*known are .*l0_ball.*none"),
@@ -167,6 +180,14 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     ),
     "an option of others": ({"gamma1": 2.0, "optimizer": "proxgen"}, "its options are cooldown, momentum, metric, lr"),
     "lr for sr2": ({"lr": 0.1}, "sr2 has no option lr"),
+    "an optimizer that is called otherwise": (
+        {"optimizer": "torch.optim:Adam"},
+        r"torch.optim:Adam is called as \(model, regularizer, penalize=…, \*\*options\).*: .*'penalize'",
+    ),
+    "an optimizer that is none": (
+        {"optimizer": f"{__name__}:no_proximal_optimizer"},
+        r"must return a sr2\.optim\.ProximalOptimizer, and returned a SGD",
+    ),
     "a wrong option": ({"eta1": 2.0}, "eta1"),
     "a wrong lambda": ({"lam": -1.0}, "lam must be"),
     "lambda for one without": ({"regularizer": "nm", "lam": 0.1}, "nm has no lam"),

@@ -226,7 +226,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
     """
     regularizer = make_regularizer(config)
     constructor = _find("optimizer", config.optimizer, OPTIMIZERS)
-    takes = inspect.signature(constructor).parameters
+    signature = inspect.signature(constructor)
+    takes = signature.parameters
     options = {name: value for name in OPTIONS if (value := getattr(config, name)) is not None}
     for name in options:
         if not has_option(config.optimizer, name):
@@ -244,7 +245,20 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
             options["autocast"] = AUTOCAST.get(config.precision)
         if options.pop("cooldown", None) is not None and "cooldown" in takes:  # else the trainer lowers lr
             options["cooldown"] = cooldown_steps(config, steps)
-        return constructor(model, regularizer, penalize=config.penalize, **options)  # type: ignore[no-any-return]
+        options["penalize"] = config.penalize
+        try:
+            signature.bind(model, regularizer, **options)
+        except TypeError as error:
+            raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}: {error}") from error
+        made = constructor(model, regularizer, **options)
+    if not isinstance(made, ProximalOptimizer):
+        raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}, and returned a {type(made).__name__}")
+    return made
+
+
+_OWN_OPTIMIZER = (
+    "is called as (model, regularizer, penalize=…, **options) and must return a sr2.optim.ProximalOptimizer"
+)
 
 
 def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:
