@@ -58,6 +58,9 @@ def test_version_and_module() -> None:
         ("report", "name at least one run folder"),
         ("train --seed 9223372036854775808", "seed must be below 2^63"),
         ("report nowhere", "nowhere does not exist"),
+        ("paper report --runs nowhere", "nowhere does not exist"),
+        ("paper report", "runs does not exist"),
+        ("paper list --runs nowhere", "nowhere does not exist"),
         ("data fetch cifar", "did you mean cifar10"),
         ("data check digit", "did you mean digits"),
         ("paper run cifar10-resnet34-sr2-l1-1e-5", "cifar10-resnet34-sr2-l1-1e-4"),
@@ -73,7 +76,7 @@ def test_a_mistake_is_one_sentence(
     assert said.err.startswith("error: ")
     assert said.err.count("\n") == 1
     assert words in said.err
-    assert not list(tmp_path.rglob("config.json"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,9 @@ def test_paper_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.chdir(tmp_path)
     assert main(["paper", "list"]) == 0
     assert "45 cells, 0 run, 45 missing" in capsys.readouterr().out
+    Path("empty").mkdir()
+    assert main(["paper", "report", "--runs", "empty"]) == 0
+    assert "empty has no run in it, so every cell is missing" in capsys.readouterr().err
     assert "(default: 41.0)" in helps(capsys, "paper", "run", "cifar10-resnet34-sr2-l1-1e-4")
     # the recipe of the cell, on what is here
     flags = ["--data", "digits", "--model", "mlp", "--epochs", "1", "--batch", "400"]
@@ -117,6 +123,19 @@ def test_paper_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     config = next(tmp_path.rglob("config.json")).read_text()
     assert '"sigma": 41.0' in config
     assert '"penalize": "weights"' in config
+
+
+def test_a_recipes_lambda_is_not_that_of_a_regularizer_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--regularizer", "elastic_net", "--reg", "lam1=1e-4", "lam2=1e-3", "--data", "digits", "--model", "mlp"]
+    flags += ["--epochs", "1", "--batch", "400"]
+    assert main(["paper", "run", "cifar10-resnet34-sr2-l1-1e-4", *flags]) == 0
+    assert main(["paper", "run", "cifar10-resnet34-sr2-l1-1e-4", *flags, "--lam", "0.001"]) == 0
+    assert "is finished already" in capsys.readouterr().out  # it is the same run
+    assert main(["paper", "run", "cifar10-resnet34-sr2-l1-1e-4", *flags, "--lam", "0.1"]) == 2
+    assert "elastic_net has no lam: leave out --lam" in capsys.readouterr().err
 
 
 def test_report_and_paper_report(

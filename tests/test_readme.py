@@ -33,6 +33,7 @@ COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if lin
 
 def test_the_python_runs_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    assert main(["train", *TINY["train"]]) == 0  # one of the page's examples reads a run
     names = {}
     said = []
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -42,7 +43,7 @@ def test_the_python_runs_in_order(tmp_path, monkeypatch):
             with contextlib.redirect_stdout(out):
                 exec(compile(block, "README.md", "exec"), names)
             said.append(out.getvalue())
-    assert len(said) == 11
+    assert len(said) == 12
     # the first one prints what stands below it, up to rounding on another machine
     (table,) = [block for block in blocks("text") if block.startswith("parameter")]
     here, there = said[0].splitlines(), table.splitlines()
@@ -79,6 +80,7 @@ def test_every_command_of_the_table_exists(capsys):
 
 def test_the_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    Path("results").symlink_to(ROOT / "results")
     ran = []
     for line in COMMANDS:
         words = shlex.split(line)[1:]

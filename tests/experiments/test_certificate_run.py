@@ -46,10 +46,16 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
-def test_finite_numbers_that_fit_together() -> None:
+def test_finite_numbers_that_fit_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("--certificate") == 0
     record = only_run()
     found = certified(record)
+    numbers_said = (
+        f"at most {found['bound']:.4g}, delta {found['delta']:.4g}, proximal residual {found['residual']:.4g}"
+    )
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert numbers_said in last
+    assert last.endswith(f"in {record.path}/certificate.json")
     assert list(found) == [*PARTS, "batches", "accepted"]
     assert all(math.isfinite(number) and number > 0 for number in numbers(found))
     assert found["bound"] == found["step_term"]["mean"] + found["variance_term"]["mean"]

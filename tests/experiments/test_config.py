@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +50,21 @@ def test_the_key_is_readable_and_lasts() -> None:
     assert RunConfig(regularizer="nm").key.startswith("digits-cnn-sr2-nm-s0-")
     assert "/" not in RunConfig(data="my.mod:fn", model="x:y").key
     assert ":" not in RunConfig(data="my.mod:fn", model="x:y").key
+
+
+def test_equal_configs_have_one_key() -> None:
+    assert RunConfig(lam=1).key == RunConfig(lam=1.0).key
+    assert RunConfig(sigma=2, momentum=0).key == RunConfig(sigma=2.0, momentum=0.0).key
+    assert RunConfig.from_dict({"lam": 1}).key == RunConfig(lam=1.0).key
+    assert type(RunConfig(epochs=2).epochs) is int
+
+
+def test_the_keys_of_the_results_are_their_folders() -> None:
+    folders = [path.parent for path in (Path(__file__).parents[2] / "results").glob("*/config.json")]
+    assert folders
+    assert [RunConfig.from_dict(json.loads((f / "config.json").read_text())).key for f in folders] == [
+        folder.name for folder in folders
+    ]
 
 
 def test_the_key_tells_every_field_apart() -> None:
@@ -124,6 +140,19 @@ def test_options_reach_the_optimizer() -> None:
     assert off.param_groups[0]["rho"] is None
 
 
+def own_optimizer(model: nn.Module, regularizer: sr2.Regularizer, penalize: str, lr: float = 0.5) -> sr2.ProxGEN:
+    return sr2.ProxGEN(model, regularizer, penalize=penalize, lr=lr)  # type: ignore[arg-type]
+
+
+def no_proximal_optimizer(model: nn.Module, regularizer: sr2.Regularizer, **options: object) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters())
+
+
+def test_an_optimizer_of_ones_own() -> None:
+    config = checked(RunConfig(optimizer=f"{__name__}:own_optimizer", lr=0.25))
+    assert make_optimizer(config, nn.Linear(2, 2)).param_groups[0]["lr"] == 0.25
+
+
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "an unknown optimizer": ({"optimizer": "sg2"}, "did you mean sr2.*proxgen, proxsgd"),
     "an unknown regularizer": ({"regularizer": "elastic"}, "did you mean elastic_net.*known are .*l0_ball.*none"),
@@ -151,6 +180,14 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     ),
     "an option of others": ({"gamma1": 2.0, "optimizer": "proxgen"}, "its options are cooldown, momentum, metric, lr"),
     "lr for sr2": ({"lr": 0.1}, "sr2 has no option lr"),
+    "an optimizer that is called otherwise": (
+        {"optimizer": "torch.optim:Adam"},
+        r"torch.optim:Adam is called as \(model, regularizer, penalize=…, \*\*options\).*: .*'penalize'",
+    ),
+    "an optimizer that is none": (
+        {"optimizer": f"{__name__}:no_proximal_optimizer"},
+        r"must return a sr2\.optim\.ProximalOptimizer, and returned a SGD",
+    ),
     "a wrong option": ({"eta1": 2.0}, "eta1"),
     "a wrong lambda": ({"lam": -1.0}, "lam must be"),
     "lambda for one without": ({"regularizer": "nm", "lam": 0.1}, "nm has no lam"),

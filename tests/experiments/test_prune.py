@@ -13,6 +13,7 @@ from sr2.experiments.evaluate import accuracy, recalibrate_
 from sr2.experiments.problem import Problem
 from sr2.experiments.prune import sweep
 from sr2.experiments.store import WEIGHTS, find_runs, read_weights
+from sr2.experiments.trained import trained
 from tests.experiments.synthetic import make_run
 
 WHY = "the run did not finish, or its weights were deleted"
@@ -92,6 +93,18 @@ def test_sr2_prune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert main(["prune", str(tmp_path)]) == 2
     assert main(["prune", "nowhere"]) == 2
     assert "nowhere does not exist" in capsys.readouterr().err
+
+
+def test_a_trained_network_is_the_one_that_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--epochs", "1", "--batch", "400", "--model", "cnn", "--seed", "3"]) == 0
+    (record,) = find_runs([Path("runs")])
+    assert record.result is not None
+    run = trained(str(record.path), device="cpu")
+    assert not run.model.training
+    images, labels = next(iter(run.test))
+    right = (run.model(images).argmax(1) == labels).double().mean()
+    assert 100 * float(right) == pytest.approx(record.result["accuracy"])
 
 
 def test_weights_of_another_network_are_said_to_be_so(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from sr2.experiments.config import RunConfig, checked
+from sr2.experiments.runner import CapturedRunner
 from sr2.experiments.store import WEIGHTS, RunStore, read_run
 from sr2.experiments.train import StoppedError, StopSignals, Trainer
 
@@ -75,6 +76,32 @@ def test_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, se
         return store.path
 
     same_run(run("undisturbed", set()), run("stopped", {1, 3, 5, 6}))
+
+
+class Replayed:
+    """What a CapturedStep does, without a GPU: some steps for real, then one a call."""
+
+    def __init__(self, optimizer: object, body: Callable[[], None], warmup: int = 3) -> None:
+        self.body = body
+        for _ in range(warmup):
+            body()
+
+    def __call__(self) -> None:
+        self.body()
+
+
+def test_a_captured_run_with_a_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step has its own learning rate, the first ones after a resume too."""
+    config = checked(RunConfig(model="mlp", optimizer="proxgen", epochs=4, batch=400, lr=0.05, cooldown=0.7))
+    plain = RunStore(tmp_path / "plain", config)
+    finish(config, plain)
+    monkeypatch.setattr("sr2.experiments.runner.CapturedStep", Replayed)
+    monkeypatch.setattr("sr2.experiments.runner.run_beside", lambda body: body())
+    monkeypatch.setattr("sr2.experiments.train.StepRunner", CapturedRunner)
+    for stops in ((), (1, 5, 6)):
+        captured = RunStore(tmp_path / f"captured{stops}", config)
+        assert finish(config, captured, stops).steps == 12
+        same_run(plain.path, captured.path)
 
 
 def test_the_second_signal_is_immediate() -> None:

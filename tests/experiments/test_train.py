@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 
 from sr2 import SR2, sparsity
 from sr2.cli import main
-from sr2.experiments.config import RunConfig, make_optimizer
+from sr2.experiments.config import RunConfig, checked, make_optimizer
 from sr2.experiments.data import Batches, eval_batches, load
 from sr2.experiments.models import build
 from sr2.experiments.problem import Problem
@@ -117,6 +118,58 @@ def test_a_finished_run_is_skipped_with_a_sentence(capsys: pytest.CaptureFixture
     assert train() == 0
     assert "is finished already (accuracy" in capsys.readouterr().out
     assert {p.name: p.stat().st_mtime_ns for p in only_run().iterdir()} == before
+
+
+def test_a_finished_run_is_skipped_where_nothing_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train() == 0
+    (only_run() / ".lock").unlink()
+    monkeypatch.setattr(RunStore, "locked", lambda _: pytest.fail("wants to write"))  # to root no folder is read-only
+    assert train() == 0
+    assert "is finished already (accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", ["config.json", "env.json", "metrics.jsonl", "prune.json", "result.json"])
+@pytest.mark.parametrize("content", ["{\n", "[1]\n"])
+def test_the_way_out_of_a_damaged_file_works(file: str, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train() == 0
+    record = read_run(only_run())
+    folder = record.path
+    weights = read_weights(folder)
+    (folder / file).write_text(content)
+    assert main(["report", "runs"]) == 2
+    error = capsys.readouterr().err
+    assert f"{folder / file} is " in error
+    way = re.findall(r"delete it( and result\.json beside it)?, and run (?:(sr2 .*)|the same training again)$", error)
+    ((also, command),) = way
+    (folder / file).unlink()
+    if also:
+        (folder / "result.json").unlink()
+    assert (main(command.split()[1:]) if command else train()) == 0
+    assert main(["report", "runs"]) == 0
+    again = read_run(folder)
+    assert again.metrics == record.metrics
+    assert again.result == record.result
+    assert again.prune == record.prune
+    assert again.env
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in read_weights(folder).items())
+
+
+def test_a_resume_writes_damaged_metrics_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    config = RunConfig(model="mlp", epochs=2, batch=200)
+    store = RunStore(Path("runs") / config.key, config)
+    with store.locked():
+        trainer = Trainer(config, store, StopSignals())
+        store.start()
+        next(trainer.run())  # and killed here
+    (store.path / "metrics.jsonl").write_text('{"epoch": 1, "lo')
+    (store.path / "config.json").write_text("{")
+    assert main(["report", "runs"]) == 2
+    assert "config.json is damaged" in (error := capsys.readouterr().err)
+    assert error.endswith("delete it, and run the same training again\n")
+    assert train() == 0
+    assert [row["epoch"] for row in read_run(store.path).metrics] == [1, 2]
 
 
 @pytest.mark.parametrize("flags", [["--optimizer", "proxgen", "--lr", "0.1"], ["--optimizer", "proxsgd"]])
@@ -231,6 +284,52 @@ def test_trying_the_network_leaves_no_trace() -> None:
     assert all(p.grad is None for p in made.model.parameters())
 
 
+def own_network(layers: str) -> None:
+    """A module of the user's, as a new process finds it."""
+    sys.modules.pop("mynet", None)
+    Path("mynet.py").write_text(f"from torch import nn\ndef build(): return nn.Sequential(nn.Flatten(), {layers})\n")
+
+
+def test_a_network_that_is_another_by_now_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    relu = "nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)"
+    others = relu.replace("ReLU", "Tanh"), relu.replace("8)", "9)").replace("(8", "(9")
+    another = "was trained with another mynet:build than the code makes now: change the code back"
+
+    def said(*argv: str) -> str:
+        assert main([*argv]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    own_network(relu)
+    config = checked(RunConfig(model="mynet:build", epochs=2, batch=200))
+    store = RunStore(Path("runs") / config.key, config)
+    with store.locked():
+        trainer = Trainer(config, store, StopSignals())
+        store.start(trainer.problem.model)
+        next(trainer.run())  # and killed here
+    again = ["train", "--model", "mynet:build", "--epochs", "2", "--batch", "200"]
+    for layers in others:
+        own_network(layers)
+        assert another in said(*again)
+    env = (store.path / "env.json").read_text()
+    (store.path / "env.json").write_text("{}")  # of before networks were recorded
+    assert f"the weights of {store.path} do not fit its network mynet:build: Error" in said(*again)
+    (store.path / "env.json").write_text(env)
+    own_network(relu)
+    assert main(again) == 0
+    for layers in others:
+        own_network(layers)
+        assert another in said(*again)  # finished
+        assert another in said("prune", "runs")
+    own_network(relu)
+    assert main(again) == 0
+    assert "is finished already" in capsys.readouterr().out
+
+
 def test_tied_weights_survive() -> None:
     Path("tied.py").write_text(
         "from torch import nn\n"
@@ -256,8 +355,6 @@ def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_tensorboard_if_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import sys
-
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch.utils.tensorboard", None)
         assert train("--tensorboard") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from tyro.extras import SubcommandApp
 
 from .bench import BenchConfig
 from .compare import Grid, compare
-from .config import RunConfig
+from .config import RunConfig, has_lambda
 from .errors import UserError
 from .progress import Watch
 from .store import WEIGHTS, RunRecord, find_runs
@@ -218,7 +219,8 @@ def paper_list(*, runs: Path = RUNS) -> None:
     """
     from .paper import list_text
 
-    print(list_text(find_runs([runs], missing_ok=True)))
+    fresh = runs == RUNS  # nobody has trained yet
+    print(list_text(find_runs([runs], missing_ok=fresh or runs.is_dir())))
 
 
 def _paper_run(arguments: Sequence[str]) -> Callable[..., None]:
@@ -247,6 +249,8 @@ def _paper_run(arguments: Sequence[str]) -> Callable[..., None]:
         """
         if not named:
             raise UserError(f"name the cell first: sr2 paper run {cell} …")
+        if config.lam == recipe.lam and not has_lambda(config.regularizer):  # the recipe's, not what somebody typed
+            config = replace(config, lam=RunConfig.lam)
         train_one(config, runs=runs, tensorboard=tensorboard)
 
     return paper_run
@@ -259,7 +263,7 @@ def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
         runs: The folder of runs.
         out: The folder of the report; `paper` beside the runs unless given.
     """
-    records = find_runs([runs], missing_ok=True)
+    records = find_runs([runs], missing_ok=runs.is_dir())
     if not records:
         print(f"{runs} has no run in it, so every cell is missing: name the folder with --runs", file=sys.stderr)
     _report(records, out or runs / "paper", paper=True)

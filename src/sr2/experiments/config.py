@@ -81,7 +81,7 @@ class Settings:
     largest_batch: int = 4096
     """With batch_growth: the largest batch."""
     certificate: bool = False
-    """SR2: estimate the paper's bound on stationarity at the end of the run (two more passes over the data)."""
+    """SR2: at the end of the run, two more passes estimate the paper's bound on stationarity: certificate.json."""
     augment: bool = True
     """Whether to crop and flip, where the data set asks for it; --no-augment turns it off."""
     precision: Precision = "fp32"
@@ -92,6 +92,12 @@ class Settings:
     """On CUDA: only algorithms that give the same bits every time, so that a resumed run does too; a little slower."""
     device: str = "cpu"
     """cpu, cuda, cuda:0, or auto."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # 1 equals 1.0, and would have another key
+            value = getattr(self, field.name)
+            if str(field.type).startswith("float") and type(value) is int:
+                object.__setattr__(self, field.name, float(value))
 
 
 @dataclass(frozen=True)
@@ -220,7 +226,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
     """
     regularizer = make_regularizer(config)
     constructor = _find("optimizer", config.optimizer, OPTIMIZERS)
-    takes = inspect.signature(constructor).parameters
+    signature = inspect.signature(constructor)
+    takes = signature.parameters
     options = {name: value for name in OPTIONS if (value := getattr(config, name)) is not None}
     for name in options:
         if not has_option(config.optimizer, name):
@@ -238,7 +245,20 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
             options["autocast"] = AUTOCAST.get(config.precision)
         if options.pop("cooldown", None) is not None and "cooldown" in takes:  # else the trainer lowers lr
             options["cooldown"] = cooldown_steps(config, steps)
-        return constructor(model, regularizer, penalize=config.penalize, **options)  # type: ignore[no-any-return]
+        options["penalize"] = config.penalize
+        try:
+            signature.bind(model, regularizer, **options)
+        except TypeError as error:
+            raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}: {error}") from error
+        made = constructor(model, regularizer, **options)
+    if not isinstance(made, ProximalOptimizer):
+        raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}, and returned a {type(made).__name__}")
+    return made
+
+
+_OWN_OPTIMIZER = (
+    "is called as (model, regularizer, penalize=…, **options) and must return a sr2.optim.ProximalOptimizer"
+)
 
 
 def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +32,7 @@ class Problem:
     """
 
     def __init__(self, config: RunConfig) -> None:
+        self.config = config
         device = torch.device(config.device)
         on_cuda = device.type == "cuda"  # channels_last is the layout of cuDNN's fast kernels
         if on_cuda:
@@ -56,6 +58,14 @@ class Problem:
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]  # type: ignore[no-any-return]
+
+    def load_weights(self, weights: Mapping[str, Tensor], folder: Path) -> None:
+        """Give the network the weights that a run's folder has."""
+        try:
+            self.model.load_state_dict(weights)
+        except RuntimeError as error:
+            why = " ".join(str(error).split())
+            raise UserError(f"the weights of {folder} do not fit its network {self.config.model}: {why}") from error
 
     def check_training(self, config: RunConfig) -> None:
         """A network that cannot be trained on such batches is said to be so before the first step; no trace is left."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from ..zeros import prune_
-from .config import RunConfig, checked
-from .errors import UserError
 from .evaluate import accuracy, percent_zero, recalibrate_
 from .problem import Problem
-from .store import RunStore, read_run, read_weights
+from .store import RunStore, read_run
+from .trained import trained
 
 LEVELS = range(1, 9)
 
@@ -51,21 +49,6 @@ def prune_run(folder: Path, device: str | None = None) -> dict[str, Any]:
         folder: of the run.
         device: where to evaluate, if not where the run was trained.
     """
-    record = read_run(folder)
-    weights = read_weights(folder)
-    problem = Problem(_on(record.config, device))
-    try:
-        problem.model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise UserError(f"the weights of {folder} do not fit its network {record.config.model}: {error}") from error
-    result = sweep(problem)
-    RunStore(record.path, record.config).write_prune(result)
+    result = sweep(trained(folder, device))
+    RunStore(folder, read_run(folder).config).write_prune(result)
     return result
-
-
-def _on(config: RunConfig, device: str | None) -> RunConfig:
-    """The same run elsewhere: a CPU has no tf32, and compiling does not pay for a few passes."""
-    moved = dataclasses.replace(config, compile=False, device=device or config.device)
-    if moved.precision == "tf32" and not moved.device.startswith("cuda"):
-        moved = dataclasses.replace(moved, precision="fp32")
-    return checked(moved)

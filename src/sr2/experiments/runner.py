@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..optim import SR2, CapturedStep, ProximalOptimizer
+from ..optim.capture import run_beside
 from .data.batches import Plan
 from .problem import Problem
 
@@ -46,14 +47,13 @@ class StepRunner:
         """Whether the epoch has no whole batch left."""
         return self.images + self.batch > self.problem.batches.seen
 
-    def run(self) -> int:
-        """Step on the next batch; returns how many steps that made."""
+    def run(self) -> None:
+        """Step on the next batch."""
         self._estimate_sigma()
         size = self.batch
         x, y = self.problem.batches.make(self.plan[self.images : self.images + size])
         self._step(x, y)
         self.images += size
-        return 1
 
     def _step(self, x: Tensor, y: Tensor) -> None:
         parts = self._parts(y)
@@ -125,6 +125,7 @@ class CapturedRunner(StepRunner):
 
     def __init__(self, problem: Problem, optimizer: ProximalOptimizer) -> None:
         self._graph: CapturedStep[None] | None = None
+        self._warm_up = 2
         self._cursor = torch.zeros((), dtype=torch.int64, device=problem.device)
         self._offsets = torch.arange(problem.batches.batch_size, device=problem.device)
         self._next = torch.compile(self._next_batch) if problem.network.compiled else self._next_batch
@@ -145,16 +146,18 @@ class CapturedRunner(StepRunner):
             self.plan.copy_(plan)
         self._cursor.fill_(self.images)
 
-    def run(self) -> int:
-        steps = 1
-        if self._graph is None:
-            self._estimate_sigma()
-            steps = min(3, (self.problem.batches.seen - self.images) // self.batch)
-            self._graph = CapturedStep(self.optimizer, self._body, warmup=steps)
-        else:
+    def run(self) -> None:
+        """The first steps are for real; each has its own learning rate, so that a run resumes to the same bits."""
+        if self._graph is not None:
             self._graph()
-        self.images += steps * self.batch
-        return steps
+        else:
+            self._estimate_sigma()
+            if self._warm_up:
+                self._warm_up -= 1
+                run_beside(self._body)
+            else:
+                self._graph = CapturedStep(self.optimizer, self._body, warmup=1)
+        self.images += self.batch
 
     def _body(self) -> None:
         self._step(*self._next(self.plan.tensors))

@@ -24,12 +24,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import __version__
 from .config import REGULARIZERS, RunConfig
 from .data.cache import write_atomically
 from .errors import UserError
+from .models import fingerprint
 from .names import check_known
 
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
@@ -61,7 +62,8 @@ def read_run(folder: Path) -> RunRecord:
         if ":" not in made.regularizer:
             check_known("regularizer", made.regularizer, [*REGULARIZERS, "none"])
     except (UserError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / 'config.json'} is not the configuration of a run ({error})") from error
+        path = folder / "config.json"
+        raise UserError(f"{path} is not the configuration of a run ({error}): {_way_out(path)}") from error
     return RunRecord(
         folder,
         made,
@@ -127,9 +129,12 @@ class RunStore:
 
     def _check_own(self) -> None:
         """Rows that were brought here without their checkpoint are not to be trained over."""
-        epochs = len(_read_lines(self.path / "metrics.jsonl"))
-        ours = (".lock", CHECKPOINT, PREVIOUS, "result.json")
-        if epochs and not any((self.path / name).exists() for name in ours):
+        rows = self.path / "metrics.jsonl"
+        if any((self.path / name).exists() for name in (".lock", CHECKPOINT, PREVIOUS)) or not rows.exists():
+            return
+        with named_errors(rows, "read"):
+            epochs = rows.read_bytes().count(b"\n")  # whatever they say: a resume writes them anew
+        if epochs:
             raise UserError(
                 f"{self.path} has {epochs} epochs of a run and no checkpoint to go on from: "
                 "train into another folder (--runs), or remove it to start anew"
@@ -137,9 +142,20 @@ class RunStore:
 
     # ---- the course of a run
 
-    def start(self) -> None:
+    def check_network(self, model: nn.Module) -> None:
+        """The user's own network is known by its name, and may be another one than the run was begun with."""
+        before = _read_json(self.path / "env.json", {}, _ENV).get("network")
+        if before is not None and before != fingerprint(model):
+            raise UserError(
+                f"{self.path} was trained with another {self.config.model} than the code makes now: "
+                "change the code back, train into another folder (--runs), or delete this one"
+            )
+
+    def start(self, model: nn.Module | None = None) -> None:
         """Write the configuration and the environment; a run that is resumed keeps the time of its first start."""
         env = environment(self.config)
+        if model is not None and ":" in self.config.model:
+            env["network"] = fingerprint(model)
         before: dict[str, Any] = _read_json(self.path / "env.json", {}, _ENV)
         if before:
             env |= {"started": before.get("started", env["started"]), "resumed": before.get("resumed", 0) + 1}
@@ -195,9 +211,10 @@ class RunStore:
         """The pruning sweep."""
         self._write_json("prune.json", sweep)
 
-    def write_certificate(self, found: dict[str, Any]) -> None:
-        """The certificate of stationarity."""
+    def write_certificate(self, found: dict[str, Any]) -> Path:
+        """The certificate of stationarity; returns its file."""
         self._write_json("certificate.json", found)
+        return self.path / "certificate.json"
 
     def finish(self, result: dict[str, Any]) -> None:
         """The last file of a run: from here on it is finished."""
@@ -298,7 +315,7 @@ def _check(path: Path, value: object, kind: Any) -> Any:
         return isinstance(value, kind)
 
     if not fits(value, kind):
-        raise UserError(f"{path} is not what a run writes: delete it, and train the run again")
+        raise UserError(f"{path} is not what a run writes: {_way_out(path)}")
     return value
 
 
@@ -309,7 +326,7 @@ def _read_json(path: Path, missing: Any = _REQUIRED, kind: Any = object) -> Any:
         with named_errors(path, "read"):
             return _check(path, json.loads(path.read_text(encoding="utf-8")), kind)
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): delete it, and train the run again") from error
+        raise UserError(f"{path} is damaged ({error}): {_way_out(path)}") from error
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -319,4 +336,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         with named_errors(path, "read"):
             return [_check(path, json.loads(line), _ROW) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): run the training again to rewrite it") from error
+        raise UserError(f"{path} is damaged ({error}): {_way_out(path)}") from error
+
+
+def _way_out(path: Path) -> str:
+    """How a file of a run that cannot be read is written anew; a finished run would be skipped."""
+    if path.name == "prune.json":
+        return f"delete it, and run sr2 prune {path.parent}"
+    skipped = path.name != "result.json" and path.with_name("result.json").exists()
+    return f"delete it{' and result.json beside it' if skipped else ''}, and run the same training again"

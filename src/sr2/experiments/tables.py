@@ -26,8 +26,7 @@ MEASURES = {"accuracy": "accuracy %", "zero_pct": "w = 0 %", "small_pct": "|w| �
 """What a table reports: the keys of `result.json` and of a cell, with their headings."""
 
 _LAST = {"accuracy": "test_accuracy", "zero_pct": "zero_pct", "small_pct": "small_pct"}
-_UNTOLD = {"seed"}  # it has a column
-_NO_DEPARTURE = {"device", "compile"}  # they change no mathematics
+_NO_DEPARTURE = {"device", "compile", "seed"}  # they change no mathematics, and the paper names no seed
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ def _published(cell: Cell | None) -> tuple[Value | None, ...]:
 def _telling(group: Group) -> list[str]:
     """The settings that a note names: those that tell groups apart, and those that are not the paper's."""
     named = {*group.differs, *(_departures(group.config, group.cell) if group.cell else ())}
-    return [name for name in vars(group.config) if name in named - _UNTOLD]
+    return [name for name in vars(group.config) if name in named]
 
 
 def _departures(config: RunConfig, cell: Cell) -> dict[str, Any]:
@@ -297,28 +296,29 @@ def markdown(tables: Iterable[Table]) -> str:
 
 
 def summary(records: Iterable[RunRecord]) -> str:
-    """The paper's cells that were run, beside our longest runs of each: one Markdown table for a README."""
+    """The paper's cells that were run, beside our longest runs of each, a row for all seeds: Markdown for a README."""
     pairs = [f"{heading}, paper / ours" for heading in MEASURES.values()]
     names = ["network", "R", "λ", "optimizer", "epochs", *pairs, "seconds", "departs from the paper by"]
     out = [_line(names), _line(["--:" if name in (*pairs, "seconds") else ":--" for name in names], str)]
-    runs: dict[Cell, list[RunRecord]] = {}
+    runs: dict[Cell, list[Row]] = {}
     for found in group(records):
         if found.cell is not None:
-            runs.setdefault(found.cell, []).extend(found.records)
-    for cell, record in [(c, record) for c in cells().values() for record in _longest(runs.get(c, []), c)]:
-        ours, departs = _measured(record), _departures(record.config, cell)
-        epochs = f"{ours.get('epochs', 0)}" + (f" of {record.config.epochs}" if record.result is None else "")
+            runs.setdefault(found.cell, []).append(_row(found))
+    for cell, row in [(c, row) for c in cells().values() for row in _longest(runs.get(c, []), c)]:
+        epochs = f"{row.epochs}" + (f" of {row.config.epochs}" if row.status == "unfinished" else "")
+        epochs += f", {row.seeds} seeds" if row.seeds > 1 else ""
         line = [cell.model, cell.regularizer, short(cell.lam), optimizer_name(cell.optimizer), epochs]
-        line += [f"{getattr(cell, key):.2f} / {_decimals(ours.get(key), 2)}" for key in MEASURES]
-        out.append(_line([*line, _decimals(ours.get("seconds"), 0), settings_text(departs) or "–"]))
+        line += [f"{getattr(cell, key):.2f} / {ours or '–'}" for key, ours in zip(MEASURES, row.values, strict=True)]
+        departs = settings_text(_departures(row.config, cell)) or "–"
+        out.append(_line([*line, "–" if row.seconds is None else f"{row.seconds:.0f}", departs]))
     return "\n".join(out) + "\n"
 
 
-def _longest(records: list[RunRecord], cell: Cell) -> list[RunRecord]:
-    """The runs of a cell that got as far as any, the nearest to the paper's settings first."""
-    most = max((len(record.metrics) for record in records), default=0)
-    far = [record for record in records if len(record.metrics) == most]
-    return sorted(far, key=lambda record: (len(_departures(record.config, cell)), record.path.name))
+def _longest(rows: list[Row], cell: Cell) -> list[Row]:
+    """The rows of a cell that got as far as any, the nearest to the paper's settings first."""
+    most = max((row.epochs for row in rows), default=0)
+    far = [row for row in rows if row.epochs == most]
+    return sorted(far, key=lambda row: (len(_departures(row.config, cell)), row.config.key))
 
 
 def latex(tables: Iterable[Table]) -> str:
@@ -362,10 +362,6 @@ def print_table(records: Iterable[RunRecord], console: Console | None = None, *,
     console = console or Console()
     for table in build(records, paper=paper):
         console.print(terminal(table))
-
-
-def _decimals(number: float | None, digits: int) -> str:
-    return "–" if number is None else f"{number:.{digits}f}"
 
 
 def _mark(index: int) -> str:

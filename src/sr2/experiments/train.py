@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..optim import SR2, certificate
+from ..optim import SR2, Certificate, certificate
 from ..optim.search import cooling
 from .config import RunConfig, checked, cooldown_steps, make_optimizer
+from .data import load
 from .errors import UserError
 from .evaluate import SMALL, accuracy, histogram, layers, percent_zero
+from .models import build
 from .problem import Problem
 from .prune import sweep
 from .runner import CapturedRunner, Row, StepRunner
@@ -96,8 +98,11 @@ class Trainer:
         self.steps = 0
         """Steps that are done in all."""
         self.rows: list[Row] = []
+        self.certified = ""
+        """The certificate of the end, in a line, if one was asked for."""
         self.seconds = 0.0
         self._made, self._saving = time.perf_counter(), 0.0
+        store.check_network(self.problem.model)
         state = store.load_checkpoint()
         if state is not None:
             self._load_state_dict(state)
@@ -145,11 +150,11 @@ class Trainer:
             seen = self.runner.images
             self._cool()
             try:
-                steps = self.runner.run()
+                self.runner.run()
             except FloatingPointError as error:
                 raise DivergedError(f"{self.config.key} stopped in epoch {self.epoch + 1}: {error}") from error
-            self.step += steps
-            self.steps += steps
+            self.step += 1
+            self.steps += 1
             on_step(self.runner.images - seen)
             if self.stop.asked:
                 self.seconds = before + time.perf_counter() - started
@@ -238,7 +243,7 @@ class Trainer:
     def _load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.step, self.steps = state["epoch"], state["step"], state["steps"]
         self.rows, self.seconds = state["rows"], state["seconds"]
-        self.problem.model.load_state_dict(state["model"])
+        self.problem.load_weights(state["model"], self.store.path)
         self.optimizer.load_state_dict(state["optimizer"])
         self.runner.load_state_dict(state["sums"])
         torch.set_rng_state(state["randomness"])
@@ -253,7 +258,12 @@ class Trainer:
         model, last = self.problem.model, self.rows[-1]
         stopped = "converged" if self._converged() else "epochs"
         if self.config.certificate:
-            self.store.write_certificate(self._certificate())
+            found = self._certificate()
+            path = self.store.write_certificate(json.loads(json.dumps(found.as_dict()), parse_constant=lambda _: None))
+            self.certified = (
+                f"certificate: E dist(0, dF(x + s))^2 is at most {found.bound:.4g}, delta {found.delta:.4g}, proximal "
+                f"residual {found.residual:.4g} ± {found.residual_error:.2g}, in {path}"
+            )
         self.store.write_weights(model.state_dict())
         self.store.write_prune(sweep(self.problem))
         self.store.finish(
@@ -271,16 +281,15 @@ class Trainer:
             }
         )
 
-    def _certificate(self) -> Row:
+    def _certificate(self) -> Certificate:
         """The paper's bound at the last point, over the batches of one more epoch."""
         assert isinstance(self.optimizer, SR2)
         self.problem.model.train()
         batches = list(self.problem.batches.epoch(self.epoch))
         with self.problem.arithmetic():
-            found = certificate(
+            return certificate(
                 self.problem.model, batches, self.optimizer, lambda out, y: F.cross_entropy(out.float(), y)
             )
-        return json.loads(json.dumps(found.as_dict()), parse_constant=lambda _: None)  # type: ignore[no-any-return]
 
 
 def _finite(value: Any) -> Any:
@@ -300,13 +309,14 @@ def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensor
     """
     config = checked(config)
     store = RunStore(Path(root) / config.key, config)
+    if _finished(store, watch):  # before it is locked: nobody writes to it, and perhaps nobody can
+        return store.path
     with store.locked():
-        if (result := store.result) is not None:
-            watch.skipped(store.path, result)
+        if _finished(store, watch):  # another process was quicker
             return store.path
         with _events(store.path if tensorboard else None) as log:
             trainer = Trainer(config, store, stop)
-            store.start()
+            store.start(trainer.problem.model)
             with watch.run(trainer):
                 for row in trainer.run(watch.step):
                     watch.epoch(row)
@@ -314,7 +324,19 @@ def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensor
         if trainer.stopped_early:
             watch.say(trainer.stopped_early)
     watch.finished(store.path)
+    if trainer.certified:
+        watch.say(trainer.certified)
     return store.path
+
+
+def _finished(store: RunStore, watch: Watch) -> bool:
+    if (result := store.result) is None:
+        return False
+    if ":" in store.config.model:
+        dataset = load(store.config.data)
+        store.check_network(build(store.config.model, dataset.classes, dataset.in_shape))
+    watch.skipped(store.path, result)
+    return True
 
 
 @contextlib.contextmanager

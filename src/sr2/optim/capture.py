@@ -12,6 +12,15 @@ from .base import ProximalOptimizer
 T = TypeVar("T")
 
 
+def run_beside(body: Callable[[], object]) -> None:
+    """`body()` on a stream of its own: what runs before a capture must not run on the default one."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        body()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
 class CapturedStep(Generic[T]):
     """`body()` captured as a CUDA graph; calling the object replays it and returns the same tensors, filled anew.
 
@@ -36,12 +45,8 @@ class CapturedStep(Generic[T]):
             raise RuntimeError("CapturedStep needs a CUDA device: call optimizer.step directly on the CPU")
         if not optimizer.capturable:
             raise ValueError(f"CapturedStep needs {type(optimizer).__name__}(..., capturable=True)")
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(max(1, warmup)):
-                body()
-        torch.cuda.current_stream().wait_stream(stream)
+        for _ in range(max(1, warmup)):
+            run_beside(body)
         self.graph = torch.cuda.CUDAGraph()
         self._body = body  # the graph reads its tensors, so they must live as long
         # The second evaluation draws from a twin of the generator that advances in step with it.

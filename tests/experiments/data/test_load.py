@@ -184,6 +184,19 @@ def test_own_data_that_is_wrong(name: str, words: str, my_module: str) -> None:
         load(f"{my_module}:{name}")
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_channels_last_are_refused(channels: int) -> None:
+    def made(*shape: int) -> Dataset:
+        x, y = np.zeros(shape, np.uint8), np.zeros(shape[0], int)
+        return Dataset.from_arrays("mine", (x, y, x, y))
+
+    with pytest.raises(UserError, match=rf"\(2, 32, 28, {channels}\) have their channels last.*np\.moveaxis"):
+        made(2, 32, 28, channels)
+    assert made(2, channels, 32, 28).in_shape == (channels, 32, 28)
+    assert made(2, channels, 4, 4).in_shape == (channels, 4, 4)
+    assert made(2, 64, 1, 1).in_shape == (64, 1, 1)  # a table of numbers
+
+
 def test_own_module_that_is_not_there() -> None:
     with pytest.raises(UserError, match="no_such_module"):
         load("no_such_module:data")

@@ -96,7 +96,8 @@ class Dataset:
     def from_arrays(cls, name: str, arrays: Sequence[Any], augment: str = "none") -> Dataset:
         """A data set from (train_images, train_labels, test_images, test_labels), arrays or tensors.
 
-        Images without a channel axis get one; classes, mean and std are counted.
+        Images are uint8, (n, channels, height, width), and those without a channel axis get one; classes, mean and
+        std are counted.
 
         >>> x, y = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 2, 0])
         >>> Dataset.from_arrays("mine", (x, y, x, y)).classes
@@ -112,6 +113,11 @@ class Dataset:
         except (TypeError, ValueError) as error:
             raise UserError(f"data set {name}: its four parts must be arrays of numbers ({error})") from error
         x, x_test = (a.unsqueeze(1) if a.dim() == 3 else a for a in (x, x_test))
+        if x.dim() == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4) and x.shape[2] > x.shape[3]:
+            raise UserError(
+                f"data set {name}: images of shape {tuple(x.shape)} have their channels last, and must be of shape "
+                "(n, channels, height, width): use np.moveaxis(images, 3, 1)"
+            )
         if any(a.dtype.is_floating_point or a.numel() == 0 for a in (y, y_test)):
             raise UserError(f"data set {name}: labels must be whole numbers, at least one")
         y, y_test = y.long(), y_test.long()

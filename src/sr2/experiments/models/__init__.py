@@ -5,6 +5,6 @@
 21282122
 """
 
-from .base import Shape, build, known
+from .base import Shape, build, fingerprint, known
 
-__all__ = ["Shape", "build", "known"]
+__all__ = ["Shape", "build", "fingerprint", "known"]
