@@ -39,7 +39,7 @@ class Settings:
     model: str = "cnn"
     """Network: cnn, resnet34, … (an unknown name lists them all), or your own as module:callable."""
     penalize: Literal["weights", "all"] = "weights"
-    """What R counts: weights (no biases, no norms), or all parameters, as the paper does."""
+    """What R counts: weights (no biases, no norms), or all parameters, as in the paper's formula."""
     epochs: int = 30
     """Passes over the training images."""
     batch: int = 128

@@ -69,7 +69,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         regularizer: R of the groups that name none; None is no regularizer.
         defaults: the options that each group may override.
         metric: a diagonal metric, by name ("adam", "adagrad", "rmsprop", "andrei") or as an object, or None.
-        penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as the paper does).
+        penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor.
         capturable: keep every number that changes between steps on the device, for CUDA graphs.
     """

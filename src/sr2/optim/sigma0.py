@@ -44,7 +44,7 @@ def estimate_sigma0(closure: Closure, module: nn.Module | None, parameters: Sequ
         try:
             result = closure()
             if any(p.grad is not None for p in parameters):
-                _log.warning("sigma_0 by finite differences along the gradient: the closure fills the gradients itself")
+                _log.info("sigma_0 by finite differences along the gradient: the closure fills the gradients itself")
                 estimate = _along_gradient(closure, parameters)
             else:
                 estimate = _largest_eigenvalue(mean_loss(result), parameters)

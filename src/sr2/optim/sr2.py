@@ -77,7 +77,7 @@ class SR2(FirstStep):
         momentum: beta of v_t, a bias-corrected average of gradients; rho then leaves out (g - v)'s, the batch's noise
             (not where `objective` is given).
         metric: a diagonal metric D_t, by name or as an object; the step then minimizes with sigma + D_t.
-        penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as the paper does).
+        penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the path to
             read; None takes a fused kernel on CUDA where R has one, and else is True.
         capturable: keep sigma and every decision on the device, without a host read: a legal body of a CUDA graph
