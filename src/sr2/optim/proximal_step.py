@@ -6,7 +6,8 @@
 
 Two paths compute the same thing. The loop takes a group's tensors as they are and is the one to read. The flat path
 uses that a separable R cannot tell tensors apart. On an accelerator it lays them end to end: a handful of launches,
-whatever their number. On the CPU it cuts them into chunks that stay in the cache while a dozen operations pass.
+whatever their number. On the CPU it cuts them into chunks that stay in the cache while a dozen operations pass, and
+lays only small ones end to end.
 
 Every path keeps x before it moves it, and notes that it has: x is read where it is kept, and only written where it is.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +27,8 @@ from ..regularizers.base import RUN, Regularizer, Step, exact_sum, in_runs
 
 ROWS = 1024
 """The runs of a chunk: 2 MB of float32 a tensor. Fewer, and Python is what takes the time."""
+SMALL = 32 * RUN
+"""A tensor of so many entries or fewer is laid end to end with others of its kind, on the CPU too."""
 
 
 class Zero(Regularizer):
@@ -83,10 +87,32 @@ def move_to_trial(
     elif flat and regularizer.separable and _one_kind_on_cuda(group.xs):
         work = _move_end_to_end
     elif flat and regularizer.separable:
-        pieces = _pieces(group, ROWS)
-        if _known(group, regularizer):
-            return _move_in_place(_kept(pieces, moved), regularizer)
+        return _move_on_cpu(group, regularizer, moved)
     return add_parts([work(piece, regularizer) for piece in _kept(pieces, moved)])
+
+
+def _move_on_cpu(group: Piece, regularizer: Regularizer, moved: list[Piece]) -> Parts:
+    small, large = _apart(group)
+    parts = [_move_end_to_end(piece, regularizer) for piece in _kept(iter(small), moved)]
+    pieces = _kept(_pieces(large, ROWS), moved)
+    if large.xs and _known(large, regularizer):
+        parts.append(_move_in_place(pieces, regularizer))
+    else:
+        parts += [_move(piece, regularizer) for piece in pieces]
+    return add_parts(parts)
+
+
+def _apart(group: Piece) -> tuple[list[Piece], Piece]:
+    """The small tensors as one piece, if there are several, and the rest. Of them, calls cost more than arithmetic."""
+    kind = (group.xs[0].dtype, group.xs[0].device)
+    small = [
+        x.numel() <= SMALL and (x.dtype, x.device) == kind == (v.dtype, v.device)
+        for x, v in zip(group.xs, group.vs, strict=True)
+    ]
+    if sum(small) < 2:
+        return [], group
+    large = [not joins for joins in small]
+    return [Piece(*(list(compress(c, small)) for c in group))], Piece(*(list(compress(c, large)) for c in group))  # type: ignore[arg-type]
 
 
 def _kept(pieces: Iterator[Piece], moved: list[Piece]) -> Iterator[Piece]:

@@ -244,7 +244,7 @@ def exact_sum(x: Tensor) -> Tensor:
     if x.is_cpu and in_runs(x) and (x.dtype == torch.float32 or (compiling and x.dtype == torch.float64)):
         return x.sum(1).sum(dtype=torch.float64)
     small = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() and not compiling
-    if small and x.numel() >= RUN:
+    if small and x.numel() >= 128 * RUN:  # below, the calls cost more
         x = x.view(-1)
         whole = x.numel() - x.numel() % RUN
         return exact_sum(x[:whole].view(-1, RUN)) + x[whole:].sum(dtype=torch.float64)
