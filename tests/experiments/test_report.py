@@ -156,6 +156,18 @@ def test_the_papers_report_leaves_other_runs_out(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "summary.md").read_text() == tables.summary([cell])
 
 
+def test_the_papers_figures_have_the_longest_runs(tmp_path: Path) -> None:
+    cell = dataclasses.replace(recipe("cifar10-resnet34-sr2-l1-1e-4"), epochs=6)
+    runs = [make_run(tmp_path / "runs", dataclasses.replace(cell, gamma1=gamma1)) for gamma1 in (5.56, 1.5)]
+    short = make_run(tmp_path / "runs", dataclasses.replace(cell, epochs=2, momentum=0.9))
+    text = html.unescape(report.write_report([*runs, short], tmp_path / "out", paper=True).read_text())
+    tables_, figures = text[: text.index("Figures</h2>")], text[text.index('id="data">') :]
+    assert "momentum=0.9" in tables_
+    assert "gamma1=1.5" in figures
+    assert "momentum=0.9" not in figures
+    assert (tmp_path / "out" / "figures" / "sigma-cifar10-resnet34.png").exists()
+
+
 def test_a_place_that_cannot_be_written_is_a_sentence(records: list[RunRecord], tmp_path: Path) -> None:
     place = tmp_path / "a-file"
     place.write_text("")

@@ -87,6 +87,15 @@ def match(record: RunRecord) -> Cell | None:
     return None
 
 
+def longest(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Of each cell's runs those that got as far as any; shorter tries are left out."""
+    runs = [(record, match(record)) for record in records]
+    far: dict[Cell | None, int] = {}
+    for record, cell in runs:
+        far[cell] = max(far.get(cell, 0), len(record.metrics))
+    return [record for record, cell in runs if cell is not None and len(record.metrics) == far[cell]]
+
+
 def list_text(records: Iterable[RunRecord] = ()) -> str:
     """The text of `sr2 paper list`: every cell, its published numbers, and what was run of it."""
     found: dict[Cell, list[RunRecord]] = {}

@@ -17,7 +17,7 @@ from .charts import Chart, charts
 from .errors import UserError
 from .figures import draw, encode
 from .groups import Group, group, optimizer_name, penalty
-from .paper import OPTIMIZERS, cells, match
+from .paper import OPTIMIZERS, cells, longest, match
 from .store import named_errors, write_file
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 def write_report(records: Iterable[RunRecord], out: Path, title: str | None = None, *, paper: bool = False) -> Path:
     """Write `out/index.html`, the tables and `out/figures`; return the page's path.
 
-    With `paper`, only the runs of the paper's cells, and all of its cells, those that were not run marked so; and
-    `out/summary.md`, the cells that were run.
+    With `paper`, only the runs of the paper's cells, and all of its cells, those that were not run marked so; figures
+    have the longest runs of each; and `out/summary.md`, the cells that were run.
     """
     runs = [record for record in records if not paper or match(record)]
     if not runs and not paper:
         raise UserError("there is no run to report on: `sr2 train` or `sr2 compare` makes some")
-    shown, drawn = tables.build(runs, paper=paper), charts(runs)
+    shown, drawn = tables.build(runs, paper=paper), charts(longest(runs) if paper else runs)
     with named_errors(out):
         out.joinpath("figures").mkdir(parents=True, exist_ok=True)
     write_file(out / "tables.md", tables.markdown(shown).encode())

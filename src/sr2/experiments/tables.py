@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .groups import Group, group, optimizer_name, order, penalty, settings_text, short
-from .paper import Cell, cells
+from .paper import Cell, cells, longest
 from .recipes import papers_settings, recipe
 
 if TYPE_CHECKING:
@@ -301,10 +301,10 @@ def summary(records: Iterable[RunRecord]) -> str:
     names = ["network", "R", "λ", "optimizer", "epochs", *pairs, "seconds", "departs from the paper by"]
     out = [_line(names), _line(["--:" if name in (*pairs, "seconds") else ":--" for name in names], str)]
     runs: dict[Cell, list[Row]] = {}
-    for found in group(records):
-        if found.cell is not None:
-            runs.setdefault(found.cell, []).append(_row(found))
-    for cell, row in [(c, row) for c in cells().values() for row in _longest(runs.get(c, []), c)]:
+    for found in group(longest(records)):
+        assert found.cell is not None
+        runs.setdefault(found.cell, []).append(_row(found))
+    for cell, row in [(c, row) for c in cells().values() for row in _nearest_first(runs.get(c, []), c)]:
         epochs = f"{row.epochs}" + (f" of {row.config.epochs}" if row.status == "unfinished" else "")
         epochs += f", {row.seeds} seeds" if row.seeds > 1 else ""
         line = [cell.model, cell.regularizer, short(cell.lam), optimizer_name(cell.optimizer), epochs]
@@ -314,11 +314,9 @@ def summary(records: Iterable[RunRecord]) -> str:
     return "\n".join(out) + "\n"
 
 
-def _longest(rows: list[Row], cell: Cell) -> list[Row]:
-    """The rows of a cell that got as far as any, the nearest to the paper's settings first."""
-    most = max((row.epochs for row in rows), default=0)
-    far = [row for row in rows if row.epochs == most]
-    return sorted(far, key=lambda row: (len(_departures(row.config, cell)), row.config.key))
+def _nearest_first(rows: list[Row], cell: Cell) -> list[Row]:
+    """By how many settings depart from the paper's."""
+    return sorted(rows, key=lambda row: (len(_departures(row.config, cell)), row.config.key))
 
 
 def latex(tables: Iterable[Table]) -> str:
