@@ -64,6 +64,7 @@ def test_version_and_module() -> None:
         ("data fetch cifar", "did you mean cifar10"),
         ("data check digit", "did you mean digits"),
         ("paper run cifar10-resnet34-sr2-l1-1e-5", "cifar10-resnet34-sr2-l1-1e-4"),
+        ("paper run cifar10-resnet34-sr2-l1-1e-4 --optimizer proxgen", "is a cell of sr2: name one of proxgen"),
         ("paper run --seed 1 cifar10-resnet34-sr2-l1-1e-4", "name the cell first"),
     ],
 )

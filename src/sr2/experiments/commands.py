@@ -249,6 +249,11 @@ def _paper_run(arguments: Sequence[str]) -> Callable[..., None]:
         """
         if not named:
             raise UserError(f"name the cell first: sr2 paper run {cell} …")
+        if config.optimizer != recipe.optimizer:  # whose constants the recipe has
+            raise UserError(
+                f"{cell} is a cell of {recipe.optimizer}: name one of {config.optimizer} (`sr2 paper list`), or use "
+                "`sr2 train`"
+            )
         if config.lam == recipe.lam and not has_lambda(config.regularizer):  # the recipe's, not what somebody typed
             config = replace(config, lam=RunConfig.lam)
         train_one(config, runs=runs, tensorboard=tensorboard)
