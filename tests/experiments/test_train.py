@@ -330,6 +330,24 @@ def test_a_network_that_is_another_by_now_is_a_sentence(
     assert "is finished already" in capsys.readouterr().out
 
 
+def test_a_finished_run_of_an_own_network_is_found_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One whose first forward makes its parameters, and one that was trained before networks were recorded."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    own_network("nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 10)")
+    again = ["train", "--model", "mynet:build", "--epochs", "1", "--batch", "200"]
+    assert main(again) == 0
+    assert main(again) == 0
+    assert "is finished already" in capsys.readouterr().out
+    (folder,) = Path("runs").iterdir()
+    (folder / "env.json").write_text("{}")
+    Path("mynet.py").unlink()
+    sys.modules.pop("mynet")
+    assert main(again) == 0
+    assert "is finished already" in capsys.readouterr().out
+
+
 def test_tied_weights_survive() -> None:
     Path("tied.py").write_text(
         "from torch import nn\n"

@@ -188,6 +188,34 @@ def test_scratch_goes_with_its_thread():
     assert seen[0]() is None
 
 
+@pytest.mark.parametrize("numbers", [1, 3])
+@pytest.mark.parametrize("kind", [SR2, ProxGEN])
+def test_a_parameter_that_is_one_number_has_its_own_step(kind, numbers):
+    """With a metric: CLIP's temperature comes first of its parameters."""
+    ends = []
+    for foreach in (True, False):
+        torch.manual_seed(0)
+        scales = [nn.Parameter(torch.tensor(2.0 + i)) for i in range(numbers)]
+        xs = [*scales, nn.Parameter(torch.randn(40)), nn.Parameter(torch.randn(6, 5))]
+        options = {"sigma": SIGMA} if kind is SR2 else {"lr": 0.1}
+        optimizer = kind(xs, L1(0.01), metric="adam", foreach=foreach, **options)
+        for _ in range(3):
+            optimizer.step(lambda xs=xs: sum(((i + 1) * x - 0.7).square().sum() for i, x in enumerate(xs)))
+        ends.append([x.detach().clone() for x in xs])
+    for a, b in zip(*ends, strict=True):
+        assert same_bits(a, b, zeros=False)
+
+
+def test_many_small_tensors_are_several_pieces(monkeypatch):
+    monkeypatch.setattr(proximal_step, "SMALL", 100)
+    monkeypatch.setattr(proximal_step, "JOINED", 250)
+    xs = [torch.randn(90) for _ in range(7)] + [torch.randn(300)]
+    vs = [torch.randn_like(x) for x in xs]
+    one, other = moved(xs, vs, L1(0.3), flat=True), moved(xs, vs, L1(0.3), flat=False)
+    check(one, other, xs, vs, 0.3)
+    assert [len(piece.xs) for piece in one[3]] == [2, 2, 2, 1, 1]
+
+
 def quadratic(xs):
     return sum((x - 0.7).square().sum() for x in xs)
 

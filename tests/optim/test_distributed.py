@@ -2,6 +2,8 @@
 
 import math
 import os
+import random
+import warnings
 
 import pytest
 import torch
@@ -20,7 +22,12 @@ def work(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
-        found = {**train(rank), "compiled": estimated_and_compiled(rank), "warned": mistakes(rank)}
+        found = {
+            **train(rank),
+            "compiled": estimated_and_compiled(rank),
+            "warned": mistakes(rank),
+            "impure": impure(rank),
+        }
         torch.save(found, f"{folder}/{rank}")
         dist.barrier()
     finally:  # gloo's threads would abort the process, and the traceback with it
@@ -92,6 +99,27 @@ def mistakes(rank):
     return True
 
 
+def impure(rank):
+    """What one process finds out about its closure must not change how often it asks: the others would wait."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(6, 3))
+    optimizer = SR2(model, L1(1e-3), sigma=1e-3, gamma1=1.1)
+    chance, x, calls = random.Random(rank), torch.randn(8, 6), []
+
+    def closure():
+        calls.append(0)
+        optimizer.zero_grad()
+        loss = model(x).square().mean() * (1 + chance.random() if rank else 1.0)
+        loss.backward()
+        return loss
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(8):
+            optimizer.step(closure)
+    return {"calls": len(calls), "warned": len(seen), "refused": optimizer.counts["refused"]}
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
@@ -110,6 +138,13 @@ def test_a_compiled_module_and_sigma_0_are_agreed_upon(found):
 
 def test_what_would_let_them_part_is_said(found):
     assert [one["warned"] for one in found] == [True, True]
+
+
+def test_all_ask_the_closure_as_often(found):
+    a, b = (one["impure"] for one in found)
+    assert a["refused"] == b["refused"] > 3
+    assert a["calls"] == b["calls"]
+    assert (a["warned"], b["warned"]) == (0, 1)
 
 
 def test_two_processes_agree(found):

@@ -46,6 +46,64 @@ def test_an_encoder_in_evaluation_mode_is_the_same_function_twice(capturable):
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+def test_a_frozen_encoder_is_the_same_function_twice():
+    """Nothing of it requires a gradient, so it could take its short cut in the first evaluation too."""
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
+    encoder, head = nn.TransformerEncoder(layer, 2).eval().requires_grad_(False), nn.Linear(16, 3)
+    x, padded = torch.randn(64, 6, 16), torch.zeros(64, 6, dtype=torch.bool)
+    padded[1:, 3:] = True
+    optimizer = SR2(head, L1(1e-4), sigma=1e6, sigma_min=1e-3)
+    optimizer.step(lambda: F.cross_entropy(head(encoder(x, src_key_padding_mask=padded).mean(1)), Y))
+    assert optimizer.last_step.trial_loss == pytest.approx(optimizer.last_step.loss, abs=1e-5)
+
+
+class Observer(nn.Module):
+    """Resizes its buffers in its first forward, as quantization's do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(10, 3)
+        self.register_buffer("least", torch.zeros(0))
+
+    def forward(self, x):
+        y = self.linear(x)
+        if self.least.numel() == 0:
+            self.least.resize_(3).fill_(9.0)
+        self.least.copy_(torch.minimum(self.least, y.detach().amin(0)))
+        return y
+
+
+class FirstBatch(nn.Module):
+    """Sets a parameter from the first batch that it sees, as ActNorm does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.shift = nn.Linear(10, 3), nn.Parameter(torch.zeros(3))
+        self.register_buffer("done", torch.tensor(False))
+
+    def forward(self, x):
+        y = self.linear(x)
+        if not self.done:
+            with torch.no_grad():
+                self.shift.copy_(-y.mean(0))
+            self.done.fill_(True)
+        return y + self.shift
+
+
+@pytest.mark.parametrize("sigma", ["auto", 5.0])
+@pytest.mark.parametrize("kind", [Observer, FirstBatch])
+def test_a_first_forward_that_is_special(kind, sigma):
+    torch.manual_seed(1)
+    model = kind()
+    optimizer = SR2(model, L1(1e-4), sigma=sigma)
+    for _ in range(5):
+        optimizer.step(lambda: F.cross_entropy(model(X), Y))
+    assert optimizer.counts["accepted"] == 5
+    if kind is FirstBatch:
+        assert (model.shift + model.linear(X).mean(0)).abs().max() > 1e-5  # it was trained since
+
+
 class Counts(nn.Module):
     """Makes its buffer at the first forward, and has one that is expanded."""
 

@@ -65,7 +65,7 @@ def test_it_is_said_at_the_first_refusal(write):
     closure = write(model)
     with pytest.warns(UserWarning, match=r"gave .* and then .* at the same x.*draw the batch outside it") as seen:
         train(optimizer, lambda: closure, 60)
-    assert len(seen) == 1
+    assert [warning.filename for warning in seen] == [__file__]  # the user's line
 
 
 def test_a_function_of_x_is_silent():
@@ -88,9 +88,37 @@ def test_what_is_computed_outside_the_closure(what):
         loss = F.cross_entropy(logits, Y)
         return (lambda: loss) if what == "loss" else (lambda: F.cross_entropy(logits, Y))
 
-    with pytest.warns(UserWarning, match=r"to the bit.*call the network inside the closure") as seen:
+    with pytest.warns(UserWarning, match=r"to the bit.*is the network called inside the closure") as seen:
         train(optimizer, closure, 10)
-    assert len(seen) == 1
+    assert [warning.filename for warning in seen] == [__file__]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_an_interrupt_of_the_third_call_leaves_the_step_done(momentum):
+    """It comes after the step: x is back, and sigma, counts, buffers and generators are as after any refusal."""
+    ends = []
+    for interrupted in (False, True):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+        optimizer = SR2(model, L1(1e-4), sigma=1e-3, momentum=momentum, cooldown=(1, 100))
+        calls = []
+
+        def closure(model=model, calls=calls, interrupted=interrupted):
+            calls.append(0)
+            if interrupted and len(calls) == 3:
+                raise KeyboardInterrupt
+            return F.cross_entropy(model(X), Y)
+
+        if interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step(closure)
+        else:
+            optimizer.step(closure)
+        assert len(calls) == 3
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        ends.append((optimizer.sigma, optimizer.counts, optimizer.last_step, torch.get_rng_state().tolist(), state))
+    assert ends[0][:4] == ends[1][:4]
+    assert all(torch.equal(ends[0][4][name], ends[1][4][name]) for name in ends[0][4])
 
 
 def test_a_reflection_is_silent():
@@ -128,6 +156,21 @@ def test_more_than_the_loss_from_a_closure_that_fills_the_gradients(kind):
         optimizer.step(closure)
 
 
+def test_the_losses_of_parts_from_a_closure_that_fills_the_gradients():
+    model = network()
+    optimizer = SR2(model, L1(1e-4), sigma=5.0)
+
+    def closure():
+        optimizer.zero_grad()
+        losses = [F.cross_entropy(model(x), y) for x, y in zip(X.chunk(4), Y.chunk(4), strict=True)]
+        for loss in losses:
+            (loss / 4).backward()
+        return losses
+
+    expected = F.cross_entropy(model(X), Y).item()
+    assert float(optimizer.step(closure)) == pytest.approx(expected)
+
+
 # ---- groups
 
 
@@ -146,6 +189,25 @@ def test_a_group_that_joins_a_module_needs_no_names():
     assert optimizer.param_groups[-1]["param_names"] == ["group3.0"]
     optimizer.step(lambda: head(model(X)).square().mean())
     optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_schedulers_keys_are_no_mistake():
+    model = network()
+    first = ProxGEN(model, L1(1e-3), lr=0.1)
+    torch.optim.lr_scheduler.CyclicLR(first, 0.01, 0.1, cycle_momentum=False)
+    assert "initial_lr" in first.param_groups[0]
+    ProxGEN([dict(group) for group in first.param_groups], lr=0.1)
+
+
+def test_names_that_are_given_stay_and_a_set_is_refused():
+    model = network()
+    first = SR2(model, L1(1e-3))
+    second = SR2([dict(group) for group in first.param_groups])
+    assert [group["param_names"] for group in second.param_groups] == [g["param_names"] for g in first.param_groups]
+    with pytest.raises(TypeError, match="ordered"):
+        SR2([{"params": set(network().parameters())}], L1(1e-3))
+    with pytest.raises(ValueError, match="param"):
+        first.add_param_group({"params": []})
 
 
 def test_a_group_of_the_module_keeps_its_names():
@@ -182,8 +244,25 @@ def test_the_state_of_another_network():
     a, b = nn.Linear(4, 3), nn.Linear(5, 3)
     first, second = (SR2(m, L1(1e-3), momentum=0.9, sigma=5.0) for m in (a, b))
     first.step(lambda: a(torch.ones(2, 4)).square().mean())
-    with pytest.raises(ValueError, match=r"has shape \(3, 4\), and the parameter \(3, 5\)"):
+    with pytest.raises(ValueError, match=r"parameter of shape \(3, 5\) has shape \(3, 4\)"):
         second.load_state_dict(first.state_dict())
+
+
+def test_a_hook_that_matches_parameters_by_name_comes_first():
+    a, b = nn.Linear(4, 3), nn.Linear(4, 3)
+    first = SR2(a.named_parameters(), L1(1e-3), momentum=0.9, sigma=5.0)
+    first.step(lambda: a(torch.ones(2, 4)).square().mean())
+    second = SR2([("bias", b.bias), ("weight", b.weight)], L1(1e-3), momentum=0.9, sigma=5.0)
+
+    def by_name(optimizer, state):
+        (mine,), (saved,) = optimizer.state_dict()["param_groups"], state["param_groups"]
+        numbers = dict(zip(saved["param_names"], saved["params"], strict=True))
+        entries = {i: state["state"][numbers[name]] for i, name in enumerate(mine["param_names"])}
+        return {"state": {**entries, "search": state["state"]["search"]}, "param_groups": [mine]}
+
+    second.register_load_state_dict_pre_hook(by_name)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second.state[b.weight]["momentum"], first.state[a.weight]["momentum"])
 
 
 @pytest.mark.parametrize(("saved", "loading"), [(None, 4), (8, None), (8, 4)])

@@ -142,6 +142,11 @@ class RunStore:
 
     # ---- the course of a run
 
+    @property
+    def knows_network(self) -> bool:
+        """Whether the run says which network it was begun with."""
+        return "network" in _read_json(self.path / "env.json", {}, _ENV)
+
     def check_network(self, model: nn.Module) -> None:
         """The user's own network is known by its name, and may be another one than the run was begun with."""
         before = _read_json(self.path / "env.json", {}, _ENV).get("network")

@@ -20,10 +20,8 @@ from torch import Tensor
 from ..optim import SR2, Certificate, certificate
 from ..optim.search import cooling
 from .config import RunConfig, checked, cooldown_steps, make_optimizer
-from .data import load
 from .errors import UserError
 from .evaluate import SMALL, accuracy, histogram, layers, percent_zero
-from .models import build
 from .problem import Problem
 from .prune import sweep
 from .runner import CapturedRunner, Row, StepRunner
@@ -332,9 +330,10 @@ def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensor
 def _finished(store: RunStore, watch: Watch) -> bool:
     if (result := store.result) is None:
         return False
-    if ":" in store.config.model:
-        dataset = load(store.config.data)
-        store.check_network(build(store.config.model, dataset.classes, dataset.in_shape))
+    if store.knows_network:
+        store.check_network(
+            Problem(dataclasses.replace(store.config, device="cpu", compile=False, precision="fp32")).model
+        )
     watch.skipped(store.path, result)
     return True
 

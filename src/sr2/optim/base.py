@@ -105,7 +105,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         """Add a group, which may name its own `regularizer`; it must fit this optimizer and its metric."""
         known = ["params", *self.defaults]
         for key in param_group:
-            if key not in (*known, "param_names", "initial_lr", "name"):
+            of_scheduler = "lr" in known and str(key).endswith("_lr")
+            if key not in (*known, "param_names", "name") and not of_scheduler:
                 raise ValueError(f"a group of {type(self).__name__} has no {key!r}: it has {', '.join(known)}")
         param_group = self._named(param_group)
         regularizer = param_group.get("regularizer", self.defaults["regularizer"])
@@ -126,8 +127,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _named(self, param_group: dict[str, Any]) -> dict[str, Any]:
         """The group with names, where the others have some: torch wants all or none, and a module's have."""
         params = param_group["params"]
+        if isinstance(params, set) or "param_names" in param_group:  # the former is torch's to refuse
+            return param_group
         params = [params] if isinstance(params, Tensor) else list(params)
-        if not any("param_names" in group for group in self.param_groups) or isinstance(params[0], tuple):
+        named = not params or isinstance(params[0], tuple)
+        if named or not any("param_names" in group for group in self.param_groups):
             return {**param_group, "params": params}
         known = {p: name for name, p in self._module.named_parameters()} if self._module is not None else {}
         prefix = f"group{len(self.param_groups)}"
@@ -251,19 +255,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
         self._place()
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
-        """Whether it is one of this class, and of these parameters."""
+        """Whether it is one of this class."""
         own = [name for name in self._own if isinstance(name, str) and name not in state_dict["state"]]
         lacking = own + [name for group in state_dict["param_groups"] for name in self.defaults if name not in group]
         if lacking:
             raise ValueError(f"this is not the state of {type(self).__name__}: it has no {lacking[0]!r}")
-        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
-        for number, p in zip(saved, self._all_parameters(), strict=False):  # torch says where they are more or fewer
-            for name, value in state_dict["state"].get(number, {}).items():
-                if isinstance(value, Tensor) and value.dim() and value.shape != p.shape:
-                    raise ValueError(
-                        f"{name!r} of parameter {number} has shape {tuple(value.shape)}, and the parameter "
-                        f"{tuple(p.shape)}: load the state of the same network"
-                    )
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only defaults, state and groups; a copy must know its module and options too.
@@ -271,6 +267,13 @@ class ProximalOptimizer(torch.optim.Optimizer):
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        for p, entry in state["state"].items():
+            momentum = entry.get("momentum")
+            if momentum is not None and momentum.shape != p.shape:
+                raise ValueError(
+                    f"the momentum of a parameter of shape {tuple(p.shape)} has shape {tuple(momentum.shape)}: "
+                    "load the state of the same network"
+                )
         super().__setstate__(state)
         self._fused = {}
 

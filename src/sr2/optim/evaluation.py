@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 Closure = Callable[[], Any]
 """Returns the loss, or one loss for each part of the batch, whose mean counts. It may also zero and fill the gradients
-itself, as the closures of torch's LBFGS do."""
+itself, as the closures of LBFGS do; several losses must then be undetached, since (loss, accuracy) are not two."""
 
 
 NO_SPARSE = (
@@ -37,17 +37,21 @@ class Buffers:
                 kinds.setdefault((b.dtype, b.device), []).append(b)
         # Laid end to end by kind: a few launches instead of one for each of a network's hundreds of small buffers.
         self._kinds = [(tensors, _end_to_end(tensors)) for tensors in kinds.values()]
+        self._shapes = [[b.shape for b in tensors] for tensors in kinds.values()]
 
     def restore(self) -> None:
         for owner, name, tensor in self._slots:
             owner[name] = tensor
-        for tensors, copy in self._kinds:
+        for (tensors, copy), shapes in zip(self._kinds, self._shapes, strict=True):
+            for b, shape in zip(tensors, shapes, strict=True):
+                if b.shape != shape:  # observers of quantization resize theirs
+                    b.resize_(shape)
             _cut_into(copy, tensors)
 
     def restore_either(self, mine: Tensor, other: Buffers) -> None:
         """`restore` this copy where the 0-dim tensor `mine` is true, else `other`, without looking at it."""
-        if [b is None for *_, b in self._slots] != [b is None for *_, b in other._slots]:
-            self.restore()  # the forward has made a buffer, and there is nothing to choose from
+        if self._shapes != other._shapes:
+            self.restore()  # the forward has made a buffer, or another one, and there is nothing to choose from
             return
         for owner, name, tensor in self._slots:
             owner[name] = tensor
@@ -105,8 +109,13 @@ class TwoEvaluations:
 
     def first(self, closure: Closure) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
-        loss, self._fills_gradients = loss_and_gradients(closure, self._parameters, self._module)
+        versions = [p._version for p in self._parameters]
+        with _no_fast_path():
+            loss, self._fills_gradients = loss_and_gradients(closure, self._parameters, self._module)
         self._after = Buffers(self._module)
+        # A forward may read the buffers that it updates, as spectral norm does. One that sets parameters from its first
+        # batch and notes so in a buffer must not do it again.
+        self._start = self._before if [p._version for p in self._parameters] == versions else self._after
         if not self.capturing:
             self._randomness_after = Randomness(self._devices)
             self.drew = self._randomness_after != self._randomness
@@ -129,7 +138,7 @@ class TwoEvaluations:
             default.graphsafe_set_state(self._twin)
         elif not self.capturing:
             self._randomness.restore()
-        self._before.restore()  # a forward may read what it updates, as spectral norm does
+        self._start.restore()
         try:
             with torch.set_grad_enabled(self._fills_gradients), _no_fast_path():
                 return as_loss(closure())
@@ -167,10 +176,10 @@ def loss_and_gradients(
         result = closure()
         filled = any(p.grad is not None for p in parameters)
         losses = result if isinstance(result, (list, tuple)) else [result]
-        if filled and len(losses) > 1:  # not for us to say which of them the gradients are of
+        if filled and len(losses) > 1 and not all(isinstance(p, Tensor) and p.requires_grad for p in losses):
             raise ValueError(
                 f"a closure that fills the gradients itself must return the loss alone, and returned {len(losses)} "
-                "things: keep the others in variables of your own"
+                "things, not all of them losses: keep the others in variables of your own"
             )
         if len(losses) > 1 and parallel(module) is not None:  # which would reduce the first part's gradients alone
             raise ValueError(
@@ -259,7 +268,8 @@ def _check_depends(loss: object) -> None:
 
 
 def _expanded(tensor: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    strides = tensor.stride()
+    return 0 in strides and any(stride == 0 and size > 1 for stride, size in zip(strides, tensor.shape, strict=True))
 
 
 def _end_to_end(tensors: Sequence[Tensor]) -> Tensor:

@@ -54,7 +54,7 @@ class FirstStep(ProximalOptimizer):
             warnings.warn(
                 f"there are {processes} processes, and each decides alone on its steps: give SR2 the "
                 "DistributedDataParallel module itself, not its parameters",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def estimate_sigma(self, closure: Closure) -> None:

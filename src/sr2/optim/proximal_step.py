@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +28,8 @@ ROWS = 1024
 """The runs of a chunk: 2 MB of float32 a tensor. Fewer, and Python is what takes the time."""
 SMALL = 32 * RUN
 """A tensor of so many entries or fewer is laid end to end with others of its kind, on the CPU too."""
+JOINED = 256 * RUN
+"""And so many at most together, which stay in the cache."""
 
 
 class Zero(Regularizer):
@@ -60,6 +61,9 @@ class Piece(NamedTuple):
     olds: Sequence[Tensor]  # where x is kept
     vs: Sequence[Tensor]
     steps: Sequence[Step]
+
+
+_Row = tuple[Tensor, Tensor, Tensor, Step]  # of one tensor
 
 
 def proximal_point(
@@ -103,16 +107,28 @@ def _move_on_cpu(group: Piece, regularizer: Regularizer, moved: list[Piece]) -> 
 
 
 def _apart(group: Piece) -> tuple[list[Piece], Piece]:
-    """The small tensors as one piece, if there are several, and the rest. Of them, calls cost more than arithmetic."""
+    """The small tensors, if there are several, and the rest. Of small ones, calls cost more than the arithmetic."""
     kind = (group.xs[0].dtype, group.xs[0].device)
-    small = [
-        x.numel() <= SMALL and (x.dtype, x.device) == kind == (v.dtype, v.device)
-        for x, v in zip(group.xs, group.vs, strict=True)
-    ]
-    if sum(small) < 2:
+    small: list[_Row] = []
+    large: list[_Row] = []
+    for x, old, v, step in zip(*group, strict=True):
+        joins = x.numel() <= SMALL and (x.dtype, x.device) == kind == (v.dtype, v.device)
+        (small if joins else large).append((x, old, v, step))
+    if len(small) < 2:
         return [], group
-    large = [not joins for joins in small]
-    return [Piece(*(list(compress(c, small)) for c in group))], Piece(*(list(compress(c, large)) for c in group))  # type: ignore[arg-type]
+    pieces: list[list[_Row]] = []
+    room = 0
+    for row in small:
+        room -= row[0].numel()
+        if not pieces or room < 0:
+            pieces.append([])
+            room = JOINED - row[0].numel()
+        pieces[-1].append(row)
+    return [_piece(rows) for rows in pieces], _piece(large)
+
+
+def _piece(rows: Sequence[_Row]) -> Piece:
+    return Piece([x for x, *_ in rows], [old for _, old, *_ in rows], [v for *_, v, _ in rows], [s for *_, s in rows])
 
 
 def _kept(pieces: Iterator[Piece], moved: list[Piece]) -> Iterator[Piece]:
@@ -165,8 +181,9 @@ def _sum(scalars: Sequence[Tensor], device: torch.device) -> Tensor:
 def _move_end_to_end(group: Piece, regularizer: Regularizer) -> Parts:
     x, v = _end_to_end(group.xs), _end_to_end(group.vs)
     step = group.steps[0]
-    if isinstance(step, Tensor) and step.dim() > 0:
-        step = _end_to_end([s for s in group.steps if isinstance(s, Tensor)])
+    own = [s for s, x in zip(group.steps, group.xs, strict=True) if isinstance(s, Tensor) and s.shape == x.shape]
+    if len(own) == len(group.xs):  # a step an entry, also of a parameter that is one number
+        step = _end_to_end(own)
     (z,) = proximal_point([x], [v], [step], regularizer)
     torch._foreach_copy_(list(group.xs), _cut(z, group.xs))
     return _parts([x], [v], [z], regularizer)

@@ -184,7 +184,7 @@ class SR2(FirstStep):
 
     def _forget(self) -> None:
         """What is not state: what was seen of the closure, and memory that can be made anew."""
-        self._draws, self._checks, self._unmoved = False, 0, 0
+        self._draws, self._checks, self._impure, self._unmoved = False, 0, False, 0
         self._fused_judge, self._kept = None, {}
 
     def _place(self) -> None:
@@ -286,9 +286,9 @@ class SR2(FirstStep):
         """One iteration of Algorithm 1; returns the loss at the starting point.
 
         Args:
-            closure: returns the loss of the current batch; called twice, so it must be a function of the parameters
-                alone: draw the batch outside it. Forward-only is best; one that zeroes and fills the gradients itself,
-                as for torch's LBFGS, works too and pays a second backward.
+            closure: returns the loss of the current batch; called twice, and once more at the first refusals, so it
+                must be a function of the parameters alone: draw the batch outside it. Forward-only is best; one that
+                zeroes and fills the gradients itself, as for torch's LBFGS, works too and pays a second backward.
             objective: returns f of the full problem, to test the step on it instead of on the batch (Algorithm 1 as
                 written).
         """
@@ -305,12 +305,15 @@ class SR2(FirstStep):
                     self._choose_gamma3()
                 if not self._own["search"]["sigma_known"]:
                     self._estimate_sigma(closure)
-                loss = self._attempt(closure, objective)
-            if loss is not None:
+                done = self._attempt(closure, objective)
+            if done is not None:
+                loss, evaluations = done
                 self._cool()
+                if isinstance(self._last, StepInfo) and self._last.accepted is False and self._checks < CHECKS:
+                    self._check_closure(evaluations, closure, loss)
                 return loss
 
-    def _attempt(self, closure: Closure, objective: Closure | None) -> Tensor | None:
+    def _attempt(self, closure: Closure, objective: Closure | None) -> tuple[Tensor, TwoEvaluations] | None:
         """One iteration from where R is finite; None, and nothing changed, if that turns out not to be so."""
         evaluations = TwoEvaluations(self._module, self._parameters(), self._twin)
         trial: Trial | FusedTrial | None = None
@@ -327,20 +330,18 @@ class SR2(FirstStep):
             losses, eps = (loss, f, f_trial), self._resolution(loss)
             if self.capturable:
                 self._settle_on_device(losses, parts, eps, trial, evaluations)
-                return loss
+                return loss, evaluations
             scalars = self._scalars(losses, parts).cpu()  # the one host read of a step
             if not self._batch_passes(scalars, eps, None if objective else noise):
                 trial.put_back()
             elif not self._settle(scalars, eps, trial, evaluations):
                 return None
-            elif self._checks < CHECKS and cast(StepInfo, self._last).accepted is False:
-                self._check_closure(evaluations, closure, loss, eps)
         except BaseException:  # an interrupt must not leave x halfway
             if trial is not None:
                 trial.put_back()
             evaluations.undo()
             raise
-        return loss
+        return loss, evaluations
 
     def _proposals(self) -> list[Proposal]:
         proposals = [p for group in self.param_groups if (p := self._propose(group, self.momentum)) is not None]
@@ -493,12 +494,12 @@ class SR2(FirstStep):
                 "capture with sr2.optim.CapturedStep, which makes both evaluations draw the same"
             )
 
-    def _check_closure(self, evaluations: TwoEvaluations, closure: Closure, loss: Tensor, eps: float) -> None:
+    def _check_closure(self, evaluations: TwoEvaluations, closure: Closure, loss: Tensor) -> None:
         """At the first refusals, x being back: does the closure still give what it gave there?"""
-        self._checks += 1
-        loss_again = evaluations.again(closure)
-        if bool((loss_again - loss).abs() > 10 * rounding(loss, loss, eps, self._coarse)):
-            self._checks = CHECKS
+        self._checks += 1  # on every process alike, whatever this one finds
+        loss_again, slack = evaluations.again(closure), rounding(loss, loss, self._resolution(loss), self._coarse)
+        if bool((loss_again - loss).abs() > 10 * slack) and not self._impure:
+            self._impure = True
             warnings.warn(
                 f"the closure gave {float(loss):g} and then {float(loss_again):g} at the same x, and SR2 compares its "
                 "values: draw the batch outside it, and random numbers from torch's default generators, which are "
@@ -507,15 +508,15 @@ class SR2(FirstStep):
             )
 
     def _check_moved(self, scalars: Tensor, eps: float) -> None:
-        """A loss that was computed before the closure is called, or from what was, does not know of x + s."""
+        """A loss that was computed before the closure was called, or from what was, does not know of x + s."""
         loss, _, f_trial, vs, _, _ = scalars.unbind()
         same = bool(f_trial == loss) and bool(-vs > 10 * rounding(loss, loss, eps, self._coarse))
         self._unmoved = self._unmoved + 1 if same else 0
-        if self._unmoved == 3:  # once may be a reflection at the minimum of a quadratic
+        if self._unmoved == 3:  # one may be a reflection at the minimum of a quadratic
             warnings.warn(
-                f"the loss at the trial point is that at x, {float(loss):g}, to the bit, where a change of "
-                f"{float(vs):g} was promised: call the network inside the closure, which is called twice a step",
-                stacklevel=5,
+                f"for three steps the loss at the trial point has been that at x to the bit, now {float(loss):g}, "
+                f"where a change of {float(vs):g} was promised: is the network called inside the closure?",
+                stacklevel=7,
             )
 
     def _can_refuse(self, scalars: Tensor, trial: Trial | FusedTrial, evaluations: TwoEvaluations) -> bool:

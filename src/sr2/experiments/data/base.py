@@ -113,7 +113,8 @@ class Dataset:
         except (TypeError, ValueError) as error:
             raise UserError(f"data set {name}: its four parts must be arrays of numbers ({error})") from error
         x, x_test = (a.unsqueeze(1) if a.dim() == 3 else a for a in (x, x_test))
-        if x.dim() == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4) and x.shape[2] > x.shape[3]:
+        _, height, width, channels = x.shape if x.dim() == 4 else (0, 0, 0, 0)
+        if height > 4 < width and (channels in (3, 4) or (channels == 1 and height == width)):
             raise UserError(
                 f"data set {name}: images of shape {tuple(x.shape)} have their channels last, and must be of shape "
                 "(n, channels, height, width): use np.moveaxis(images, 3, 1)"

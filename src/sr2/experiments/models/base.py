@@ -79,7 +79,8 @@ def fingerprint(model: nn.Module) -> str:
     >>> [fingerprint(model) == fingerprint(layers[0]) for model in layers]
     [True, True, False]
     """
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(model))  # <function relu at 0x7f…>, elsewhere in every process
+    # <function relu at 0x7f…>, elsewhere in every process, and a ParameterList's device
+    text = re.sub(r" at 0x[0-9a-fA-F]+| \(cuda:\d+\)", "", repr(model))
     shapes = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
     return hashlib.sha256(f"{text} {shapes}".encode()).hexdigest()[:10]
 
