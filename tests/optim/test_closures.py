@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2, L0Ball, ProxGEN, ProxSGD, param_groups
-from sr2.optim.sr2 import CHECKS
+from sr2.optim.closure_watch import ASKED
 
 ALL = [SR2, ProxGEN, ProxSGD]
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
@@ -373,7 +373,7 @@ def test_batch_norm_and_dropout_see_one_forward(write, sigma):
         assert buffers == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
         for name in buffers:
             assert torch.equal(values(model)[name], expected[name]), name
-        assert len(masks) == (3 if sigma != 2.0 and t < CHECKS else 2)  # the first refusals ask once more
+        assert len(masks) == (3 if sigma != 2.0 and t < ASKED else 2)  # the first refusals ask once more
         assert masks[0].any()
         if sigma == 2.0:  # where a ReLU died in between there is nothing to drop
             alive = 0.7 * masks[0].sum()

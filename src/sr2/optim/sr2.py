@@ -9,7 +9,6 @@ denominator of rho carry a rounding slack, without which sigma runs away at conv
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
@@ -23,6 +22,7 @@ from ..regularizers.base import Regularizer, check_number
 from . import stationarity
 from .base import Params, ProximalOptimizer, StepInfo
 from .batch_growth import BatchGrowth, GradientNoise
+from .closure_watch import ClosureWatch
 from .evaluation import Closure, TwoEvaluations
 from .first_step import FirstStep
 from .fused import FusedDecision, FusedTrial
@@ -31,9 +31,6 @@ from .proposal import Proposal
 from .proximal_step import Parts
 from .search import GAMMA3, Decision, Search, as_cooldown, cooled, rounding
 from .trial import Trial
-
-CHECKS = 3
-"""Refusals at which the closure is asked a third time, whether it is a function of x."""
 
 _COUNTS = ("accepted", "refused", "null", "broken")
 
@@ -184,8 +181,7 @@ class SR2(FirstStep):
 
     def _forget(self) -> None:
         """What is not state: what was seen of the closure, and memory that can be made anew."""
-        self._draws, self._checks, self._impure, self._unmoved = False, 0, False, 0
-        self._fused_judge, self._kept = None, {}
+        self._watch, self._fused_judge, self._kept = ClosureWatch(), None, {}
 
     def _place(self) -> None:
         """sigma and the counters live where decisions are made: on the device if capturable, else as host numbers."""
@@ -309,8 +305,8 @@ class SR2(FirstStep):
             if done is not None:
                 loss, evaluations = done
                 self._cool()
-                if isinstance(self._last, StepInfo) and self._last.accepted is False and self._checks < CHECKS:
-                    self._check_closure(evaluations, closure, loss)
+                if isinstance(self._last, StepInfo) and self._last.accepted is False:
+                    self._watch.refused(evaluations, closure, loss, self._slack(loss, loss, self._resolution(loss)))
                 return loss
 
     def _attempt(self, closure: Closure, objective: Closure | None) -> tuple[Tensor, TwoEvaluations] | None:
@@ -320,7 +316,7 @@ class SR2(FirstStep):
         try:
             with GradientNoise(self._parameters() if self.batch_growth else []) as noise:
                 loss = evaluations.first(closure)
-            self._check_randomness(evaluations)
+            self._watch.first(evaluations, self._twin)
             f = loss if objective is None else evaluations.again(objective)
             trial = self._trial(self._proposals())
             parts = trial.move(self._own["search"]["sigma"])
@@ -381,12 +377,15 @@ class SR2(FirstStep):
         """What autocast's rounding may hide of f, in `rounding`: five deviations or more (benchmarks/rounding.py)."""
         return 0.0 if self.autocast is None else 2 * torch.finfo(self.autocast).eps
 
+    def _slack(self, f: Tensor, f_trial: Tensor, eps: float) -> Tensor:
+        return rounding(f, f_trial, eps, self._coarse)
+
     def _decide(self, scalars: Tensor, eps: float) -> tuple[Decision, Tensor]:
         """The decision, and the figures of `StepInfo` in its order."""
         loss, f, f_trial, vs, dR, ss = scalars.unbind()
         sigma = torch.as_tensor(self._own["search"]["sigma"], dtype=torch.float64)
         actual, predicted = f - f_trial + dR, dR - vs
-        slack = rounding(f, f_trial, eps, self._coarse)
+        slack = self._slack(f, f_trial, eps)
         decision = self.search.decide(sigma, actual, predicted, slack, ss)
         figures = (loss, f_trial, decision.rho, decision.sigma, predicted, actual, ss.sqrt())
         return decision, torch.stack([*figures, decision.accepted.double(), decision.null.double()])
@@ -398,7 +397,8 @@ class SR2(FirstStep):
         search = self._own["search"]
         decision, figures = self._decide(scalars, eps)
         accepted, null = bool(decision.accepted), bool(decision.null)
-        self._check_moved(scalars, eps)
+        loss, _, f_trial, vs, _, _ = scalars.unbind()
+        self._watch.tried(loss, f_trial, vs, lambda: self._slack(loss, loss, eps))
         trial.commit()
         if not accepted:
             trial.put_back()
@@ -477,7 +477,7 @@ class SR2(FirstStep):
             return True
         loss, f, f_trial, vs, dR, ss = scalars.tolist()
         spread = math.nan if noise is None else noise.estimate(self._process_group())
-        slack = float(rounding(scalars[1], scalars[2], eps, self._coarse))
+        slack = float(self._slack(scalars[1], scalars[2], eps))
         if growth.passes(abs(f_trial - f - vs), 0.0 if math.isnan(spread) else spread, ss, slack):
             return True
         search["batch"] = growth.next(search["batch"])
@@ -485,39 +485,6 @@ class SR2(FirstStep):
         numbers = (loss, f_trial, math.nan, search["sigma"], dR - vs, f - f_trial + dR, math.sqrt(ss))
         self._last = StepInfo.of(numbers, accepted=False, null=True)
         return False
-
-    def _check_randomness(self, evaluations: TwoEvaluations) -> None:
-        self._draws |= evaluations.drew
-        if evaluations.capturing and self._draws and self._twin is None:
-            raise RuntimeError(
-                "the closure draws random numbers, and a CUDA graph would draw others at the trial point: "
-                "capture with sr2.optim.CapturedStep, which makes both evaluations draw the same"
-            )
-
-    def _check_closure(self, evaluations: TwoEvaluations, closure: Closure, loss: Tensor) -> None:
-        """At the first refusals, x being back: does the closure still give what it gave there?"""
-        self._checks += 1  # on every process alike, whatever this one finds
-        loss_again, slack = evaluations.again(closure), rounding(loss, loss, self._resolution(loss), self._coarse)
-        if bool((loss_again - loss).abs() > 10 * slack) and not self._impure:
-            self._impure = True
-            warnings.warn(
-                f"the closure gave {float(loss):g} and then {float(loss_again):g} at the same x, and SR2 compares its "
-                "values: draw the batch outside it, and random numbers from torch's default generators, which are "
-                "rewound",
-                stacklevel=5,
-            )
-
-    def _check_moved(self, scalars: Tensor, eps: float) -> None:
-        """A loss that was computed before the closure was called, or from what was, does not know of x + s."""
-        loss, _, f_trial, vs, _, _ = scalars.unbind()
-        same = bool(f_trial == loss) and bool(-vs > 10 * rounding(loss, loss, eps, self._coarse))
-        self._unmoved = self._unmoved + 1 if same else 0
-        if self._unmoved == 3:  # one may be a reflection at the minimum of a quadratic
-            warnings.warn(
-                f"for three steps the loss at the trial point has been that at x to the bit, now {float(loss):g}, "
-                f"where a change of {float(vs):g} was promised: is the network called inside the closure?",
-                stacklevel=7,
-            )
 
     def _can_refuse(self, scalars: Tensor, trial: Trial | FusedTrial, evaluations: TwoEvaluations) -> bool:
         """Something is not finite. At the trial point: True, to be refused. At x_t: all is put back, and it is an
