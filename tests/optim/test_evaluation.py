@@ -179,6 +179,30 @@ def test_a_float64_loss_of_float32_parameters_is_known_to_float32():
     assert optimizer.counts["null"] == 0
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"sigma": 5.0, "momentum": 0.9, "cooldown": (2, 5)}, {"metric": "adam"}], ids=str
+)
+def test_the_default_device_does_not_matter(options, capturable):
+    """torch.set_default_device("cuda") is common; what is made on "meta" has no numbers, and would tell."""
+    ends = []
+    for device in (None, "meta"):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+        torch.set_default_device(device)
+        try:
+            optimizer = SR2(model, L1(1e-3), capturable=capturable, **options)
+            for _ in range(6):
+                optimizer.step(lambda model=model: F.cross_entropy(model(X), Y))
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.step(lambda model=model: F.cross_entropy(model(X), Y))
+            bound = None if options else certificate(model, [(X, Y)], optimizer).bound
+        finally:
+            torch.set_default_device(None)
+        ends.append((optimizer.last_step, optimizer.stationarity, bound))
+    assert ends[0] == ends[1]
+
+
 def test_an_interrupt_in_a_certificate_leaves_x():
     class Interrupted(L1):
         coefficients = None

@@ -57,7 +57,7 @@ class StepInfo:
         """The inverse of `of`, with accepted and null as 0 or 1."""
         numbers = (self.loss, self.trial_loss, self.rho, self.sigma, self.predicted, self.actual, self.step_norm)
         flags = (float(self.accepted is True), float(self.accepted is None))
-        return torch.tensor([*numbers, *flags], dtype=torch.float64)
+        return torch.tensor([*numbers, *flags], dtype=torch.float64, device="cpu")
 
 
 class ProximalOptimizer(torch.optim.Optimizer):

@@ -227,7 +227,7 @@ def as_loss(result: object) -> Tensor:
     if isinstance(result, (list, tuple)) and result:
         return torch.stack([as_loss(part) for part in result]).mean()
     if isinstance(result, (int, float)) and not isinstance(result, bool):
-        return torch.tensor(result, dtype=torch.float64)
+        return torch.tensor(result, dtype=torch.float64, device="cpu")
     if not isinstance(result, Tensor) or result.numel() != 1 or not result.is_floating_point():
         raise ValueError(f"the closure must return the loss, one number, and returned {_describe(result)}")
     return result.detach().reshape(())

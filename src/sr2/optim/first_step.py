@@ -34,7 +34,7 @@ class FirstStep(ProximalOptimizer):
         before = {name: search[name] for name in ("entered", "sigma_known", "gamma3")}
         left: list[tuple[Tensor, Tensor]] = []
         estimates, sound = not before["sigma_known"], False
-        broken = torch.as_tensor(search["broken"]).clone() if not before["entered"] or estimates else None
+        broken = search["broken"] + 0 if not before["entered"] or estimates else None  # a copy, if it is a tensor
         try:
             yield left
             # A capturable step counts what another one raises; the host waits for it only where something was moved.

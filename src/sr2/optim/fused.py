@@ -90,7 +90,7 @@ class FusedTrial:
         if any(isinstance(w, Tensor) for w in weights):
             self._old_weights = torch.stack([torch.as_tensor(w, dtype=_F64, device=device) for w in weights])
         else:
-            self._old_weights = torch.tensor(weights, dtype=_F64).to(device, non_blocking=True)
+            self._old_weights = torch.tensor(weights, dtype=_F64, device="cpu").to(device, non_blocking=True)
         self._new_weights = self.momentum * self._old_weights + (1 - self.momentum)
 
     def move(self, sigma: float | Tensor) -> Parts:
@@ -202,7 +202,7 @@ class FusedTrial:
         """Host numbers on the device, without waiting for it."""
         if name in self._tables and self._tables[name][0] == rows:
             return self._tables[name][1]
-        host = torch.tensor(rows, dtype=dtype)
+        host = torch.tensor(rows, dtype=dtype, device="cpu")
         if capturing():
             # Every replay copies it again, so the host side must stay; and outside a replay the copy holds nothing.
             self._hosts.append(host.pin_memory())

@@ -236,7 +236,7 @@ def _move_in_place(pieces: Iterator[Piece], regularizer: Regularizer) -> Parts:
     """`_move` for l1 and l0 without a new tensor: on the CPU, fresh memory costs more than the arithmetic."""
     a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
     sums, parts = [], []
-    s = t = torch.empty(0)
+    s = t = torch.empty(0, device="cpu")
     for piece in pieces:
         (x,), (old,), (v,), (step,) = piece
         size = x.numel()
@@ -274,7 +274,7 @@ class _Scratch(threading.local):
 
 
 def _two_buffers(dtype: torch.dtype, size: int) -> tuple[Tensor, Tensor]:
-    return torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
+    return torch.empty(size, dtype=dtype, device="cpu"), torch.empty(size, dtype=dtype, device="cpu")
 
 
 _scratch = _Scratch()
@@ -285,7 +285,7 @@ def _compiled_move(piece: Piece, regularizer: Regularizer) -> Parts:
     (x,), (old,), (v,), (step,) = piece
     if x.dim() < 2:  # what is left beside whole runs
         return _move(piece, regularizer)
-    step = torch.as_tensor(step, dtype=torch.float64) if not isinstance(step, Tensor) else step
+    step = step if isinstance(step, Tensor) else torch.tensor(step, dtype=torch.float64, device="cpu")
     return Parts(*_compiler()(x, old, v, step, x.new_ones(x.shape[-1:]), regularizer))
 
 

@@ -95,7 +95,7 @@ def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor]) -> float:
         return list(torch.autograd.grad(gs, ps, grad_outputs=v, retain_graph=True, materialize_grads=True))
 
     generator = torch.Generator().manual_seed(0)
-    start = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in ps]
+    start = [torch.randn(p.shape, generator=generator, dtype=p.dtype, device="cpu").to(p.device) for p in ps]
     return lanczos(product, start)
 
 
@@ -117,7 +117,7 @@ def lanczos(product: Callable[[Vector], Vector], start: Vector) -> float:
         beta = _norm(w)
         if not math.isfinite(alphas[-1]) or not math.isfinite(beta):
             return math.nan
-        small = torch.diag(torch.tensor(alphas, dtype=torch.float64))
+        small = torch.diag(torch.tensor(alphas, dtype=torch.float64, device="cpu"))
         for i, b in enumerate(betas):
             small[i, i + 1] = small[i + 1, i] = b
         ritz, vectors = torch.linalg.eigh(small)

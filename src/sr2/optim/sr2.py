@@ -383,7 +383,7 @@ class SR2(FirstStep):
     def _decide(self, scalars: Tensor, eps: float) -> tuple[Decision, Tensor]:
         """The decision, and the figures of `StepInfo` in its order."""
         loss, f, f_trial, vs, dR, ss = scalars.unbind()
-        sigma = torch.as_tensor(self._own["search"]["sigma"], dtype=torch.float64)
+        sigma = _number(self._own["search"]["sigma"])
         actual, predicted = f - f_trial + dR, dR - vs
         slack = self._slack(f, f_trial, eps)
         decision = self.search.decide(sigma, actual, predicted, slack, ss)
@@ -456,9 +456,8 @@ class SR2(FirstStep):
         search = self._own["search"]
         if self.cooldown is None or not search["sigma_known"]:  # it is not after a first batch that was broken
             return
-        t = torch.as_tensor(sum(search[name] for name in _COUNTS))
-        sigma, first = (torch.as_tensor(search[name], dtype=torch.float64) for name in ("sigma", "sigma_first"))
-        sigma, first = cooled(sigma, first, t, self.cooldown)
+        t = _number(sum(search[name] for name in _COUNTS))
+        sigma, first = cooled(_number(search["sigma"]), _number(search["sigma_first"]), t, self.cooldown)
         if self.capturable:
             search["sigma"].copy_(sigma)
             search["sigma_first"].copy_(first)
@@ -510,3 +509,8 @@ class SR2(FirstStep):
             f"{broken}; x, sigma and all state are as before the step: skip this batch, or look for what is not finite "
             "in the data or the model"
         )
+
+
+def _number(value: float | Tensor) -> Tensor:
+    """A host's number as a 0-dim tensor of the host; where it lives on the device, as it is."""
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")

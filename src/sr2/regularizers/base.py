@@ -253,7 +253,7 @@ def exact_sum(x: Tensor) -> Tensor:
 
 def _total(terms: Sequence[Tensor]) -> Tensor:
     if not terms:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
     sums = [exact_sum(t) for t in terms]
     return torch.stack([s.to(sums[0].device) for s in sums]).sum()
 
