@@ -71,7 +71,7 @@ def test_the_slack_is_a_share_of_f_and_at_least_that_of_the_loss(f, slack, captu
 
 @pytest.mark.parametrize("size", [1, 4, 8, 16])
 def test_the_slack_covers_what_rounded_logits_do_to_a_cross_entropy(size):
-    """Their error is a share of the margin, and of a small loss the larger the smaller it is: 16 gives 1.1 eps f."""
+    """Their error is a share of the margin, and of a small loss the larger the smaller it is."""
     torch.manual_seed(0)
     y = torch.randint(10, (128,))
     z = torch.randn(128, 10) * size / 4 + size * nn.functional.one_hot(y, 10)

@@ -236,3 +236,18 @@ def test_errors():
         certificate(model, data, SR2(model, metric="adam"), loss=F.mse_loss)
     with pytest.raises(TypeError, match="needs the SR2 that trains the model, and got a ProxGEN"):
         certificate(model, data, ProxGEN(model, L1(0.1), lr=0.1), loss=F.mse_loss)
+
+
+def test_an_interrupt_in_a_certificate_leaves_x():
+    class Interrupted(L1):
+        coefficients = None
+
+        def decrease_of(self, *args, **kwargs):
+            raise KeyboardInterrupt
+
+    model, x, y = nn.Linear(10, 3), torch.randn(8, 10), torch.arange(8) % 3
+    optimizer = SR2(model, Interrupted(0.1), sigma=5.0)
+    before = model.weight.detach().clone()
+    with pytest.raises(KeyboardInterrupt):
+        certificate(model, [(x, y)], optimizer)
+    assert torch.equal(model.weight, before)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L0, L1, SR2, L0Ball, ProxGEN, ProxSGD, param_groups
+from sr2 import L0, L1, SR2, ProxGEN, ProxSGD, param_groups
 from sr2.optim.closure_watch import ASKED
 
 ALL = [SR2, ProxGEN, ProxSGD]
@@ -196,105 +196,6 @@ def test_autocast_outside_the_step_is_autocast_inside_the_closure(kind):
     assert_same(*ends)
     if kind is SR2:
         assert all(s.loss != s.trial_loss for s in steps)
-
-
-# ---- which parameters take part
-
-
-@pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("foreach", [False, True])
-def test_parameters_without_a_gradient_stay(kind, foreach):
-    used, unused, frozen = (nn.Parameter(torch.full((3,), 0.5)) for _ in range(3))
-    frozen.requires_grad_(False)
-    optimizer = make(kind, [used, unused, frozen], L1(0.5), foreach=foreach)
-    for _ in range(3):
-        optimizer.step(lambda: (used.square() + frozen * used).sum())
-    assert not (used == 0.5).any()
-    assert (unused == 0.5).all()
-    assert (frozen == 0.5).all()
-    assert unused.grad is None
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_unfreezing(kind):
-    model = network(dropout=False)
-    model[0].requires_grad_(False)
-    optimizer = make(kind, model, L1(1e-3))
-    before = values(model)
-    optimizer.step(forward_only(model, optimizer))
-    assert torch.equal(model[0].weight, before["0.weight"])
-    assert not torch.equal(model[4].weight, before["4.weight"])
-    model[0].requires_grad_(True)
-    optimizer.step(forward_only(model, optimizer))
-    assert not torch.equal(model[0].weight, before["0.weight"])
-    model[4].requires_grad_(False)
-    before = values(model)
-    optimizer.step(forward_only(model, optimizer))
-    assert torch.equal(model[4].weight, before["4.weight"])
-
-
-def test_a_budget_over_the_group_holds_for_tensors_without_a_gradient_too():
-    a, b = nn.Parameter(torch.tensor([3.0, 0.0])), nn.Parameter(torch.tensor([2.0, 0.0]))
-    optimizer = make(SR2, [a, b], L0Ball(k=2))
-    for _ in range(5):
-        optimizer.step(lambda: (a - torch.tensor([3.0, 4.0])).square().sum())
-        assert (torch.cat([a, b]) != 0).sum() <= 2
-    assert a.tolist() != [3.0, 0.0]
-
-
-@pytest.mark.parametrize("kind", [SR2, ProxGEN])
-@pytest.mark.parametrize("foreach", [False, True])
-def test_several_groups_have_their_own_regularizers(kind, foreach):
-    a, b, c = (nn.Parameter(torch.tensor([0.05, 1.0])) for _ in range(3))
-    groups = [
-        {"params": [a], "regularizer": L0(0.2)},
-        {"params": [b], "regularizer": None},
-        {"params": [c]},
-    ]
-    optimizer = make(kind, groups, L1(0.1), foreach=foreach, **({"lr": 0.5} if kind is ProxGEN else {}))
-    optimizer.step(lambda: 1e-3 * (a + b + c).sum())
-    step = 0.5
-    assert a.tolist() == pytest.approx([0.0, 1.0 - step * 1e-3])
-    assert b.tolist() == pytest.approx([0.05 - step * 1e-3, 1.0 - step * 1e-3])
-    assert c.tolist() == pytest.approx([0.0, 1.0 - step * (1e-3 + 0.1)])
-    if kind is SR2:  # one decision over all of them
-        last = optimizer.last_step
-        dR = 0.2 + 0.1 * (0.05 + step * (1e-3 + 0.1))
-        assert last.actual == pytest.approx(last.loss - last.trial_loss + dR, rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_add_param_group_mid_run(kind):
-    a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
-    optimizer = make(kind, [a], L1(0.1))
-    f = lambda: a.square().sum() + b.square().sum()  # noqa: E731
-    optimizer.step(f)
-    assert (b == 1).all()
-    optimizer.add_param_group({"params": [b], "regularizer": L1(0.3)})
-    optimizer.step(f)
-    assert (b < 1).all()
-    assert [g["regularizer"] for g in optimizer.param_groups] == [L1(0.1), L1(0.3)]
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_sparse_gradients_are_an_error(kind):
-    embedding = nn.Embedding(10, 3, sparse=True)
-    optimizer = make(kind, embedding, L1(0.1))
-    before = embedding.weight.detach().clone()
-    with pytest.raises(ValueError, match=r"sparse gradients.*nn.Embedding\(..., sparse=False\)"):
-        optimizer.step(lambda: embedding(torch.tensor([1, 2])).sum())
-    assert torch.equal(embedding.weight, before)
-
-
-@pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.complex64], ids=str)
-def test_wrong_dtypes_are_an_error(kind, dtype):
-    with pytest.raises(ValueError, match=r"torch.autocast.*view_as_real"):
-        make(kind, [nn.Parameter(torch.ones(3, dtype=dtype))])
-    optimizer = make(kind, [nn.Parameter(torch.ones(3))])
-    with pytest.raises(ValueError, match=str(dtype)):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, dtype=dtype))]})
-    assert len(optimizer.param_groups) == 1
 
 
 # ---- no trace

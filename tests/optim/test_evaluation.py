@@ -148,15 +148,6 @@ def test_a_rebound_buffer_of_a_broken_capturable_step_is_the_old_one():
     assert model._buffers["n"] is model.n
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 4), (3, 0)])
-@pytest.mark.parametrize("capturable", [False, True])
-def test_an_empty_parameter(shape, capturable):
-    x, empty = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(shape))
-    optimizer = SR2([x, empty], L1(0.01), sigma=5.0, capturable=capturable)
-    optimizer.step(lambda: x.square().sum() + empty.sum())
-    assert optimizer.last_step.accepted
-
-
 def test_after_a_refusal_inside_autocast_nothing_is_of_the_trial_point():
     """autocast keeps cast copies of the weights: those of x + s must not outlive a refusal."""
     torch.manual_seed(1)
@@ -201,18 +192,3 @@ def test_the_default_device_does_not_matter(options, capturable):
             torch.set_default_device(None)
         ends.append((optimizer.last_step, optimizer.stationarity, bound))
     assert ends[0] == ends[1]
-
-
-def test_an_interrupt_in_a_certificate_leaves_x():
-    class Interrupted(L1):
-        coefficients = None
-
-        def decrease_of(self, *args, **kwargs):
-            raise KeyboardInterrupt
-
-    model = nn.Linear(10, 3)
-    optimizer = SR2(model, Interrupted(0.1), sigma=5.0)
-    before = model.weight.detach().clone()
-    with pytest.raises(KeyboardInterrupt):
-        certificate(model, [(X, Y)], optimizer)
-    assert torch.equal(model.weight, before)

@@ -55,7 +55,7 @@ def read_run(folder: Path) -> RunRecord:
     """A run, finished or not; a folder that is none is a UserError."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is not a run: it has no config.json")
+        raise UserError(f"{folder} is not a run: it has no config.json; name a folder that `sr2 train` has made")
     config = _read_json(folder / "config.json")
     try:
         made = RunConfig.from_dict(config)

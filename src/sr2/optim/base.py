@@ -259,7 +259,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         own = [name for name in self._own if isinstance(name, str) and name not in state_dict["state"]]
         lacking = own + [name for group in state_dict["param_groups"] for name in self.defaults if name not in group]
         if lacking:
-            raise ValueError(f"this is not the state of {type(self).__name__}: it has no {lacking[0]!r}")
+            name = type(self).__name__
+            raise ValueError(f"this is not the state of {name}: it has no {lacking[0]!r}; load one that {name} saved")
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only defaults, state and groups; a copy must know its module and options too.
