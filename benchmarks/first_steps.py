@@ -54,7 +54,7 @@ def main() -> None:
         last, zeros = optimizer.last_step, percent_zero(problem.model)
         assert last is not None
         numbers = f"{last.loss:6.3f} {last.trial_loss:6.3f} {last.rho:8.4f} {last.sigma:9.4g} {last.predicted:10.4g}"
-        print(f"{step:5d} {numbers} {zeros:8.2f}{'' if last.accepted else '  refused'}", flush=True)
+        print(f"{step:5d} {numbers} {zeros:8.2f}{'' if last.accepted else '  rejected'}", flush=True)
         if step == args.steps:
             break
 

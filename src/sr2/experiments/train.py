@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..optim import SR2, Certificate, certificate
-from ..optim.search import cooling
+from ..optim.parts.schedules import Cooldown
 from .config import RunConfig, checked, cooldown_steps, make_optimizer
 from .errors import UserError
 from .evaluate import SMALL, accuracy, histogram, layers, percent_zero
@@ -166,7 +166,7 @@ class Trainer:
         """In a cooldown the learning rate falls as 1 / sigma does, which SR2 sees to itself."""
         if self._cooldown is None:
             return
-        share = float(cooling(torch.tensor(self.steps), self._cooldown))
+        share = float(Cooldown(*self._cooldown).left(torch.tensor(self.steps)))
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
             if isinstance(group["lr"], Tensor):  # which a CUDA graph reads
                 group["lr"].fill_(lr * share)
