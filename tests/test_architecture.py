@@ -34,8 +34,8 @@ DESIGNED = [
     *("L1", "L0", "Lp", "L0Ball", "ElasticNet", "MCP", "SCAD", "Box", "GroupL2", "GroupL0", "NM", "Nuclear", "Rank"),
     *("sparsity", "prune_", "param_groups", "Regularizer"),
 ]
-PARTS = ["rules", "directions", "metrics", "schedules"]  # modules of what a user may exchange
-ADDED = ["BatchGrowth", "certificate"]  # beyond design.md's list
+PARTS = ["rules", "directions", "metrics", "schedules", "averaging"]  # modules of what a user may exchange
+ADDED = ["BatchGrowth", "certificate", "recalibrate_"]  # beyond design.md's list
 HOOK = """
 import sys
 class Clean:
