@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from sr2.experiments.errors import UserError
-from sr2.experiments.network import Network
-from sr2.experiments.problem import Problem
-from sr2.experiments.store import RunStore, read_run, read_weights
+from sr2.experiments.run.network import Network
+from sr2.experiments.run.problem import Problem
+from sr2.experiments.run.store import RunStore, read_run, read_weights
 
 SHARES = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-6)
 """Of f, promised."""

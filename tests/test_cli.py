@@ -34,7 +34,7 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], command: str)
 def test_every_setting_is_a_flag_with_words(capsys: pytest.CaptureFixture[str]) -> None:
     import dataclasses
 
-    from sr2.experiments.config import RunConfig
+    from sr2.experiments.run.config import RunConfig
 
     said = helps(capsys, "train")
     for field in dataclasses.fields(RunConfig):

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sr2.experiments.config import RunConfig
-from sr2.experiments.store import RunRecord, read_run
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.store import RunRecord, read_run
 
 LAYERS = (("conv1", (16, 1, 3, 3)), ("conv2", (32, 16, 3, 3)), ("fc1", (64, 512)), ("norm", (64,)), ("fc2", (10, 64)))
 

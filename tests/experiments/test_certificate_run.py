@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sr2.cli import main
-from sr2.experiments.store import WEIGHTS, RunRecord, find_runs
+from sr2.experiments.run.store import WEIGHTS, RunRecord, find_runs
 
 from .test_resume import NET, same_run
 

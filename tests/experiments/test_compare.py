@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sr2.cli import main
-from sr2.experiments.compare import Grid, expand
+from sr2.experiments.run.compare import Grid, expand
 from sr2.experiments.errors import UserError
-from sr2.experiments.store import find_runs
+from sr2.experiments.run.store import find_runs
 
 
 def test_the_grid() -> None:

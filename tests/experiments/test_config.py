@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import sr2
-from sr2.experiments.config import (
+from sr2.experiments.run.config import (
     OPTIMIZERS,
     OPTIONS,
     REGULARIZERS,

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sr2.experiments import axes, charts, figures
-from sr2.experiments.config import RunConfig
-from sr2.experiments.groups import group
-from sr2.experiments.store import RunRecord
+from sr2.experiments.report import axes, charts, figures
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.report.groups import group
+from sr2.experiments.run.store import RunRecord
 from tests.experiments.synthetic import demo_grid, make_run, seeds
 
 

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 
 from sr2 import SR2
 from sr2.cli import main
-from sr2.experiments.config import RunConfig, checked, make_optimizer
+from sr2.experiments.run.config import RunConfig, checked, make_optimizer
 from sr2.experiments.data import Batches, load
 from sr2.experiments.models import build
-from sr2.experiments.store import RunRecord, RunStore, find_runs, read_weights
-from sr2.experiments.train import StoppedError, StopSignals, Trainer
+from sr2.experiments.run.store import RunRecord, RunStore, find_runs, read_weights
+from sr2.experiments.run.train import StoppedError, StopSignals, Trainer
 
 from .test_resume import NET, same_run
 
@@ -171,7 +171,7 @@ def test_refused_in_words(case: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_report_can_make_the_run_again() -> None:
-    from sr2.experiments.report import command
+    from sr2.experiments.report.page import command
 
     settings: dict[str, Any] = {"batch_growth": 3.0, "largest_batch": 300}
     assert command(RunConfig(**settings)) == "sr2 train --batch-growth 3.0 --largest-batch 300"

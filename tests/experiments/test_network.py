@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sr2.experiments.models import build
-from sr2.experiments.network import Network
+from sr2.experiments.run.network import Network
 
 
 def losses_and_gradients(name: str, precision: str, fast: bool) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sr2.experiments import paper
-from sr2.experiments.recipes import recipe
+from sr2.experiments.paper import cells as paper
+from sr2.experiments.paper.recipes import recipe
 from tests.experiments.synthetic import make_run
 
 NAME = "cifar10-resnet34-sr2-l1-1e-4"

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from sr2.cli import main
-from sr2.experiments.config import RunConfig
-from sr2.experiments.evaluate import accuracy, recalibrate_
-from sr2.experiments.problem import Problem
-from sr2.experiments.prune import sweep
-from sr2.experiments.store import WEIGHTS, find_runs, read_weights
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.evaluate import accuracy, recalibrate_
+from sr2.experiments.run.problem import Problem
+from sr2.experiments.run.prune import sweep
+from sr2.experiments.run.store import WEIGHTS, find_runs, read_weights
 from sr2.experiments.trained import trained
 from tests.experiments.synthetic import make_run
 

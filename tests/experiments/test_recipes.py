@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from sr2 import SR2
-from sr2.experiments import config, paper, recipes
+from sr2.experiments.paper import cells as paper
+from sr2.experiments.paper import recipes
+from sr2.experiments.run import config
 from sr2.experiments.errors import UserError
 
-PUBLISHED = json.loads(Path(paper.__file__).with_name("paper_tables.json").read_text())["cells"]
+PUBLISHED = json.loads(Path(paper.__file__).with_name("tables.json").read_text())["cells"]
 
 
 def test_one_recipe_for_each_published_cell() -> None:

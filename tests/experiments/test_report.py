@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from sr2.experiments import report, tables
-from sr2.experiments.charts import charts
-from sr2.experiments.config import RunConfig
+from sr2.experiments.report import page as report
+from sr2.experiments.report import tables
+from sr2.experiments.report.charts import charts
+from sr2.experiments.run.config import RunConfig
 from sr2.experiments.errors import UserError
-from sr2.experiments.recipes import recipe
-from sr2.experiments.store import RunRecord
+from sr2.experiments.paper.recipes import recipe
+from sr2.experiments.run.store import RunRecord
 from tests.experiments.synthetic import make_run
 
 CHROMIUM = next(

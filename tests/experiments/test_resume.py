@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from sr2.experiments.config import RunConfig, checked
-from sr2.experiments.runner import CapturedRunner
-from sr2.experiments.store import WEIGHTS, RunStore, read_run
-from sr2.experiments.train import StoppedError, StopSignals, Trainer
+from sr2.experiments.run.config import RunConfig, checked
+from sr2.experiments.run.runner import CapturedRunner
+from sr2.experiments.run.store import WEIGHTS, RunStore, read_run
+from sr2.experiments.run.train import StoppedError, StopSignals, Trainer
 
 NET = """
 from torch import nn
@@ -95,9 +95,9 @@ def test_a_captured_run_with_a_cooldown(tmp_path: Path, monkeypatch: pytest.Monk
     config = checked(RunConfig(model="mlp", optimizer="proxgen", epochs=4, batch=400, lr=0.05, cooldown=0.7))
     plain = RunStore(tmp_path / "plain", config)
     finish(config, plain)
-    monkeypatch.setattr("sr2.experiments.runner.CapturedStep", Replayed)
-    monkeypatch.setattr("sr2.experiments.runner.run_beside", lambda body: body())
-    monkeypatch.setattr("sr2.experiments.train.StepRunner", CapturedRunner)
+    monkeypatch.setattr("sr2.experiments.run.runner.CapturedStep", Replayed)
+    monkeypatch.setattr("sr2.experiments.run.runner.run_beside", lambda body: body())
+    monkeypatch.setattr("sr2.experiments.run.train.StepRunner", CapturedRunner)
     for stops in ((), (1, 5, 6)):
         captured = RunStore(tmp_path / f"captured{stops}", config)
         assert finish(config, captured, stops).steps == 12
@@ -186,7 +186,7 @@ def test_a_run_whose_checkpoints_cost_too_much_writes_fewer_and_goes_on_to_the_s
     config = checked(RunConfig(model="mlp", epochs=4, batch=400))
     often, seldom = (RunStore(tmp_path / name, config) for name in ("often", "seldom"))
     finish(config, often)
-    monkeypatch.setattr("sr2.experiments.train.FREE_SAVING", -1.0)
+    monkeypatch.setattr("sr2.experiments.run.train.FREE_SAVING", -1.0)
     with seldom.locked():
         trainer = Trainer(config, seldom, StopSignals())
         seldom.start()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sr2.cli import main
-from sr2.experiments.config import RunConfig, checked
-from sr2.experiments.store import RunRecord, RunStore, find_runs, read_run
+from sr2.experiments.run.config import RunConfig, checked
+from sr2.experiments.run.store import RunRecord, RunStore, find_runs, read_run
 
 from .test_resume import finish, same_run
 

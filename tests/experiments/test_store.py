@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sr2.experiments import store as store_module
-from sr2.experiments.config import RunConfig
+from sr2.experiments.run import store as store_module
+from sr2.experiments.run.config import RunConfig
 from sr2.experiments.errors import UserError
-from sr2.experiments.store import CHECKPOINT, PREVIOUS, RunStore, find_runs, read_run, read_weights
+from sr2.experiments.run.store import CHECKPOINT, PREVIOUS, RunStore, find_runs, read_run, read_weights
 from tests.experiments.synthetic import make_run
 
 ROW = dict.fromkeys(("objective", "test_accuracy", "zero_pct", "small_pct", "seconds"), 1.0)
@@ -128,8 +128,8 @@ def test_what_a_killed_process_left_is_swept_up(store: RunStore) -> None:
 
 def test_a_second_process_is_kept_out(store: RunStore) -> None:
     code = (
-        "import sys; from pathlib import Path; from sr2.experiments.store import RunStore;"
-        "from sr2.experiments.config import RunConfig\n"
+        "import sys; from pathlib import Path; from sr2.experiments.run.store import RunStore;"
+        "from sr2.experiments.run.config import RunConfig\n"
         "with RunStore(Path(sys.argv[1]), RunConfig()).locked(): pass"
     )
     command = [sys.executable, "-c", code, str(store.path)]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sr2.experiments import tables
-from sr2.experiments.config import RunConfig
-from sr2.experiments.recipes import recipe
-from sr2.experiments.store import RunRecord
+from sr2.experiments.report import tables
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.paper.recipes import recipe
+from sr2.experiments.run.store import RunRecord
 from tests.experiments.synthetic import demo_grid, make_run, seeds
 
 NAME = "cifar10-resnet34-sr2-l1-1e-4"

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 
 from sr2 import SR2, sparsity
 from sr2.cli import main
-from sr2.experiments.config import RunConfig, checked, make_optimizer
+from sr2.experiments.run.config import RunConfig, checked, make_optimizer
 from sr2.experiments.data import Batches, eval_batches, load
 from sr2.experiments.models import build
-from sr2.experiments.problem import Problem
-from sr2.experiments.store import RunStore, find_runs, read_run, read_weights
-from sr2.experiments.train import StopSignals, Trainer
+from sr2.experiments.run.problem import Problem
+from sr2.experiments.run.store import RunStore, find_runs, read_run, read_weights
+from sr2.experiments.run.train import StopSignals, Trainer
 
 ROW = [
     *(

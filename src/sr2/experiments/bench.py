@@ -23,11 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..optim import SR2, CapturedStep, ProxGEN, ProximalOptimizer, ProxSGD
 from ..regularizers import L0, L1, Regularizer
-from .config import check_arithmetic, find_device
+from .run.config import check_arithmetic, find_device
 from .errors import UserError
 from .models import build
-from .network import AUTOCAST, Network
-from .store import write_file
+from .run.network import AUTOCAST, Network
+from .run.store import write_file
 
 Body = Callable[[], object]
 

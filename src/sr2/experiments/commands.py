@@ -15,12 +15,12 @@ from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from .bench import BenchConfig
-from .compare import Grid, compare
-from .config import RunConfig, has_lambda
+from .run.compare import Grid, compare
+from .run.config import RunConfig, has_lambda
 from .errors import UserError
-from .progress import Watch
-from .store import WEIGHTS, RunRecord, find_runs
-from .train import StopSignals, train
+from .run.progress import Watch
+from .run.store import WEIGHTS, RunRecord, find_runs
+from .run.train import StopSignals, train
 
 DESCRIPTION = "Train sparse networks under nonsmooth regularizers, without a learning rate to tune."
 RUNS = Path("runs")
@@ -94,7 +94,7 @@ def prune(folders: Folders, *, device: str | None = None) -> int:
         folders: Run folders, or folders of them.
         device: Where to evaluate, if not where the run was trained.
     """
-    from .prune import prune_run
+    from .run.prune import prune_run
 
     console, done = Console(), 0
     for record in _find(folders):
@@ -217,7 +217,7 @@ def paper_list(*, runs: Path = RUNS) -> None:
     Args:
         runs: The folder of runs.
     """
-    from .paper import list_text
+    from .paper.cells import list_text
 
     fresh = runs == RUNS  # nobody has trained yet
     print(list_text(find_runs([runs], missing_ok=fresh or runs.is_dir())))
@@ -228,7 +228,7 @@ def _paper_run(arguments: Sequence[str]) -> Callable[..., None]:
     named = list(arguments[:2]) == ["paper", "run"] and len(arguments) > 2 and not arguments[2].startswith("-")
     recipe = RunConfig()
     if named:
-        from .recipes import recipe as find_recipe
+        from .paper.recipes import recipe as find_recipe
 
         recipe = find_recipe(arguments[2])
 
@@ -275,8 +275,8 @@ def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
 
 
 def _report(records: list[RunRecord], out: Path, paper: bool = False) -> None:
-    from .report import write_report
-    from .tables import print_table
+    from .report.page import write_report
+    from .report.tables import print_table
 
     print_table(records, paper=paper)
     print(f"the report is {write_report(records, out, paper=paper)}")

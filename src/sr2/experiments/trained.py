@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from .config import checked
-from .problem import Problem
-from .store import RunStore, read_run, read_weights
+from .run.config import checked
+from .run.problem import Problem
+from .run.store import RunStore, read_run, read_weights
 
 
 def trained(folder: Path | str, device: str | None = None) -> Problem:

@@ -11,10 +11,10 @@ from difflib import get_close_matches
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from .errors import UserError
+from ..errors import UserError
 
 if TYPE_CHECKING:
-    from .store import RunRecord
+    from ..run.store import RunRecord
 
 EPOCHS = 300
 """How long the paper trains every cell."""
@@ -50,7 +50,7 @@ class Cell:
 @functools.cache
 def cells() -> dict[str, Cell]:
     """All cells by name, in the paper's order."""
-    text = files(__package__).joinpath("paper_tables.json").read_text(encoding="utf-8")
+    text = files(__package__).joinpath("tables.json").read_text(encoding="utf-8")
     found = [
         Cell(
             data=row["dataset"],

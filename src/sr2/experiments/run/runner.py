@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..optim import SR2, CapturedStep, ProximalOptimizer
-from ..optim.capture import run_beside
-from .data.batches import Plan
+from ...optim import SR2, CapturedStep, ProximalOptimizer
+from ...optim.capture import run_beside
+from ..data.batches import Plan
 from .problem import Problem
 
 Row = dict[str, Any]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..zeros import prune_
+from ...zeros import prune_
 from .evaluate import accuracy, percent_zero, recalibrate_
 from .problem import Problem
 from .store import RunStore, read_run
-from .trained import trained
+from ..trained import trained
 
 LEVELS = range(1, 9)
 

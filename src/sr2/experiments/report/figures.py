@@ -18,7 +18,7 @@ from .charts import Chart, Heat, Key, Panel, Plate, Series, charts
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .store import RunRecord
+    from ..run.store import RunRecord
 
 # Okabe and Ito's palette, which colour-blind readers tell apart; the page's stylesheet has the same, and lighter ones.
 COLORS = {"sr2": "#0072b2", "proxgen": "#d55e00", "proxsgd": "#009e73", "amber": "#e69f00", "": "#555555"}

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from .config import RunConfig
-from .paper import EPOCHS, Cell, cell, cells
+from ..run.config import RunConfig
+from .cells import EPOCHS, Cell, cell, cells
 
 __all__ = ["Cell", "cells", "papers_settings", "recipe"]
 

@@ -26,12 +26,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from .. import __version__
+from ... import __version__
 from .config import REGULARIZERS, RunConfig
-from .data.cache import write_atomically
-from .errors import UserError
-from .models import fingerprint
-from .names import check_known
+from ..data.cache import write_atomically
+from ..errors import UserError
+from ..models import fingerprint
+from ..names import check_known
 
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 WEIGHTS = "weights.safetensors"

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .config import has_lambda
-from .paper import OPTIMIZERS, Cell, match
+from ..run.config import has_lambda
+from ..paper.cells import OPTIMIZERS, Cell, match
 
 if TYPE_CHECKING:
-    from .config import RunConfig
-    from .store import RunRecord
+    from ..run.config import RunConfig
+    from ..run.store import RunRecord
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..zeros import sparsity
+from ...zeros import sparsity
 from .problem import Problem
 
 SMALL = 1e-3

@@ -19,12 +19,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import nn
 
-from .. import optim, regularizers
-from ..optim import ProximalOptimizer
-from ..regularizers import Regularizer
-from . import data, models
-from .errors import UserError
-from .names import check_known, import_callable
+from ... import optim, regularizers
+from ...optim import ProximalOptimizer
+from ...regularizers import Regularizer
+from .. import data, models
+from ..errors import UserError
+from ..names import check_known, import_callable
 from .network import AUTOCAST
 
 Precision = Literal["fp32", "tf32", "bf16"]

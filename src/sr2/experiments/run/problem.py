@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..optim.evaluation import untouched
+from ...optim.evaluation import untouched
 from .config import RunConfig
-from .data import Batches, EvalBatches, eval_batches, load
-from .errors import UserError
-from .models import build
+from ..data import Batches, EvalBatches, eval_batches, load
+from ..errors import UserError
+from ..models import build
 from .network import Network
 
 EVAL_BATCH = 500

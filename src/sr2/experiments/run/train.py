@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..optim import SR2, Certificate, certificate
-from ..optim.search import cooling
+from ...optim import SR2, Certificate, certificate
+from ...optim.search import cooling
 from .config import RunConfig, checked, cooldown_steps, make_optimizer
-from .errors import UserError
+from ..errors import UserError
 from .evaluate import SMALL, accuracy, histogram, layers, percent_zero
 from .problem import Problem
 from .prune import sweep

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from . import tables
 from .charts import Chart, charts
-from .errors import UserError
+from ..errors import UserError
 from .figures import draw, encode
 from .groups import Group, group, optimizer_name, penalty
-from .paper import OPTIMIZERS, cells, longest, match
-from .store import named_errors, write_file
+from ..paper.cells import OPTIMIZERS, cells, longest, match
+from ..run.store import named_errors, write_file
 
 if TYPE_CHECKING:
-    from .config import RunConfig
-    from .store import RunRecord
+    from ..run.config import RunConfig
+    from ..run.store import RunRecord
 
 
 def write_report(records: Iterable[RunRecord], out: Path, title: str | None = None, *, paper: bool = False) -> Path:
@@ -73,7 +73,7 @@ def render(
         "footer": "Made by <code>sr2 report</code>. Time is training time, evaluation excluded.",
         "data": _embedded([plate for chart in drawn for plate in chart.plates]),
     }
-    page = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     before, *pieces = page.split("{{")
     return before + "".join(parts[name] + rest for name, rest in (piece.split("}}", 1) for piece in pieces))
 

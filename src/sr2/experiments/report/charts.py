@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..optim import SR2
+from ...optim import SR2
 from .axes import Axis, depth, linear, logarithmic, marked, opening, power
 from .groups import Group, group, optimizer_name, penalty, short
-from .paper import OPTIMIZERS
+from ..paper.cells import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from .store import RunRecord
+    from ..run.store import RunRecord
 
 Kind = Literal["line", "step", "bar", "point", "dot", "front"]
 """How a series is drawn; dots are small points."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import OPTIONS, RunConfig, Settings, checked, has_lambda, has_option, make_regularizer
-from .errors import UserError
+from ..errors import UserError
 from .progress import Watch
 from .train import DivergedError, StoppedError, StopSignals, train
 

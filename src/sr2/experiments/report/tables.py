@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .groups import Group, group, optimizer_name, order, penalty, settings_text, short
-from .paper import Cell, cells, longest
-from .recipes import papers_settings, recipe
+from ..paper.cells import Cell, cells, longest
+from ..paper.recipes import papers_settings, recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    from .config import RunConfig
-    from .store import RunRecord
+    from ..run.config import RunConfig
+    from ..run.store import RunRecord
 
 MEASURES = {"accuracy": "accuracy %", "zero_pct": "w = 0 %", "small_pct": "|w| ≤ 1e-3 %"}
 """What a table reports: the keys of `result.json` and of a cell, with their headings."""
