@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 
-from sr2.experiments.run.config import RunConfig, checked, make_optimizer
 from sr2.experiments.errors import UserError
+from sr2.experiments.paper.recipes import recipe
+from sr2.experiments.run.build import checked, make_optimizer
+from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.evaluate import percent_zero
 from sr2.experiments.run.problem import Problem
-from sr2.experiments.paper.recipes import recipe
 from sr2.optim import SR2
 
 

@@ -21,9 +21,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from sr2.experiments.bench import BenchConfig, Timing, _graph, interleave
+from sr2.experiments.paper.recipes import recipe
 from sr2.experiments.run.config import checked, make_optimizer
 from sr2.experiments.run.problem import Problem
-from sr2.experiments.paper.recipes import recipe
 from sr2.experiments.run.runner import CapturedRunner
 from sr2.optim import CapturedStep
 

@@ -10,7 +10,6 @@ batches of training. A run that is not finished gives its checkpoint.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import statistics
 from itertools import islice
@@ -30,7 +29,7 @@ SHARES = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-6)
 def trained(folder: Path) -> Problem:
     """The problem of a run on the CPU, with the weights that it has got to."""
     record = read_run(folder)
-    problem = Problem(dataclasses.replace(record.config, device="cpu", compile=False, precision="fp32"))
+    problem = Problem(record.config.having(device="cpu", compile=False, precision="fp32"))
     state = None if record.result else RunStore(folder, record.config).load_checkpoint()
     problem.model.load_state_dict(state["model"] if state else read_weights(folder))
     return problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 
 import sr2
 from sr2.cli import main
-
-COMMANDS = ["train", "compare", "prune", "report", "data", "data fetch", "data check", "paper", "paper run"]
+from sr2.experiments.commands import COMMANDS
+from sr2.experiments.run.config import FIRST_OPTIONS, RunConfig
 
 
 def helps(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -32,15 +33,57 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], command: str)
 
 
 def test_every_setting_is_a_flag_with_words(capsys: pytest.CaptureFixture[str]) -> None:
-    import dataclasses
-
-    from sr2.experiments.run.config import RunConfig
-
     said = helps(capsys, "train")
-    for field in dataclasses.fields(RunConfig):
-        flag = field.name.replace("_", "-")
+    for name in {**RunConfig().flat(), **dict.fromkeys(FIRST_OPTIONS), "opt": ()}:
+        flag = name.replace("_", "-")
         assert f"--{flag} " in said or f"--no-{flag} " in said
     assert "lambda, the weight of the regularizer" in said
+
+
+def test_help_has_groups_with_the_three_that_matter_first_and_real_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    said = helps(capsys, "train")
+    first, *groups = re.split(r"^ (?:\w+ )?options +$", said, flags=re.MULTILINE)[1:]
+    said = " ".join(said.split())
+    assert re.findall(r" --(\w+)", first) == ["help", "data", "model", "lam"]
+    assert len(groups) == 4
+    for option, default in {
+        "eta2": "0.99",
+        "gamma1": "5.56",
+        "sigma": "auto",
+        "lr": "ProxGEN 0.001, ProxSGD 0.06",
+    }.items():
+        assert re.search(rf"--{option} [^(]*(\([^d][^)]*\)[^(]*)*\(default: {default}\)", said), option
+
+
+OWN = """
+from sr2 import ProxGEN
+def mine(model, regularizer, *, penalize, lr=0.5, every: int = 2):
+    made = ProxGEN(model, regularizer, lr=lr, penalize=penalize)
+    print("told", lr, every)
+    return made
+"""
+
+
+def test_options_reach_any_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own_optimizer_of_cli.py").write_text(OWN)
+    quick = ["train", "--model", "mlp", "--epochs", "1", "--batch", "400"]
+    assert main([*quick, "--optimizer", "own_optimizer_of_cli:mine", "--opt", "lr=0.1", "every=3"]) == 0
+    assert "told 0.1 3\n" in capsys.readouterr().out
+    assert main([*quick, "--opt", "eta2=0.9", "gamma1=2"]) == 0
+    assert main([*quick, "--eta2", "0.9", "--gamma1", "2.0"]) == 0
+    assert "is finished already" in capsys.readouterr().out  # a flag is another way to write the same option
+    for flags, words in {
+        ("--eta2", "0.9", "--opt", "eta2=0.8"): "--opt 'eta2=0.8' is not an option: it is given by --eta2 too",
+        ("--opt", "eta2"): "--opt 'eta2' is not an option: write each one once, as key=value",
+        ("--opt", "lr=1"): "sr2 has no option lr: its options are sigma, eta1",
+        ("--opt", "capturable=true"): "sr2 has no option capturable",
+        ("--eta2", "high"): "eta2 must be",
+    }.items():
+        assert main([*quick, *flags]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_version_and_module() -> None:

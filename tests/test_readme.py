@@ -12,8 +12,8 @@ import torch
 
 import sr2
 from sr2.cli import main
+from sr2.experiments.paper.summary import summary
 from sr2.experiments.run.store import find_runs
-from sr2.experiments.report.tables import summary
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

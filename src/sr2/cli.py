@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from .experiments.commands import run
         from .experiments.errors import UserError
-        from .experiments.run.train import StoppedError
+        from .experiments.run.stop import StoppedError
     except ModuleNotFoundError as error:
         return _missing(error)
     try:

@@ -15,11 +15,13 @@ import torch.nn.functional as F
 
 from sr2 import SR2
 from sr2.cli import main
-from sr2.experiments.run.config import RunConfig, checked, make_optimizer
 from sr2.experiments.data import Batches, load
 from sr2.experiments.models import build
+from sr2.experiments.run.build import checked, make_optimizer
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.stop import StoppedError, StopSignals
 from sr2.experiments.run.store import RunRecord, RunStore, find_runs, read_weights
-from sr2.experiments.run.train import StoppedError, StopSignals, Trainer
+from sr2.experiments.run.train import Trainer
 
 from .test_resume import NET, same_run
 
@@ -49,7 +51,7 @@ def test_the_batch_grows_and_never_beyond_the_largest(capsys: pytest.CaptureFixt
         assert f"epoch {row['epoch']}/4" in said
         assert f"  batch {row['batch']}  " in said
     steps = [now["steps"] - before for now, before in zip(rows, [0, *(row["steps"] for row in rows)], strict=False)]
-    assert [row["accepted"] + row["refused"] + row["null"] for row in rows] == steps
+    assert [row["accepted"] + row["rejected"] + row["null"] for row in rows] == steps
     assert steps[0] < 28  # 28 batches of 50
     assert steps[-1] == 4  # of 300 in 1400 images
     assert sum(row["null"] for row in rows) >= math.log2(300 / 50)  # one for each time that it grew
@@ -111,7 +113,7 @@ def test_the_numbers_are_those_of_a_plain_loop(batch: int) -> None:
 
 def test_stopped_at_any_step(tmp_path: Path) -> None:
     (tmp_path / "dropnet.py").write_text(NET)
-    config = checked(RunConfig(model="dropnet:net", epochs=3, batch=50, batch_growth=3.0, largest_batch=400))
+    config = checked(RunConfig.of(model="dropnet:net", epochs=3, batch=50, batch_growth=3.0, largest_batch=400))
 
     def run(root: str, stops: set[int]) -> tuple[Path, list[int]]:
         store, images = RunStore(tmp_path / root, config), []
@@ -174,4 +176,4 @@ def test_the_report_can_make_the_run_again() -> None:
     from sr2.experiments.report.page import command
 
     settings: dict[str, Any] = {"batch_growth": 3.0, "largest_batch": 300}
-    assert command(RunConfig(**settings)) == "sr2 train --batch-growth 3.0 --largest-batch 300"
+    assert command(RunConfig.of(**settings)) == "sr2 train --opt batch_growth=3.0 --largest-batch 300"

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from sr2.experiments.run.config import RunConfig, checked
+from sr2.experiments.run.build import checked
+from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.runner import CapturedRunner
+from sr2.experiments.run.stop import StoppedError, StopSignals
 from sr2.experiments.run.store import WEIGHTS, RunStore, read_run
-from sr2.experiments.run.train import StoppedError, StopSignals, Trainer
+from sr2.experiments.run.train import Trainer
 
 NET = """
 from torch import nn
@@ -68,7 +70,7 @@ def same_run(one: Path, other: Path) -> None:
 def test_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
     (tmp_path / "dropnet.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
-    config = checked(RunConfig(model="dropnet:net", epochs=2, batch=400, **settings))
+    config = checked(RunConfig.of(model="dropnet:net", epochs=2, batch=400, **settings))
 
     def run(root: str, stops: set[int]) -> Path:
         store = RunStore(tmp_path / root, config)
@@ -92,7 +94,7 @@ class Replayed:
 
 def test_a_captured_run_with_a_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step has its own learning rate, the first ones after a resume too."""
-    config = checked(RunConfig(model="mlp", optimizer="proxgen", epochs=4, batch=400, lr=0.05, cooldown=0.7))
+    config = checked(RunConfig.of(model="mlp", optimizer="proxgen", epochs=4, batch=400, lr=0.05, cooldown=0.7))
     plain = RunStore(tmp_path / "plain", config)
     finish(config, plain)
     monkeypatch.setattr("sr2.experiments.run.runner.CapturedStep", Replayed)
@@ -152,7 +154,7 @@ def test_real_signals_at_random_moments(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_from_the_previous_checkpoint(tmp_path: Path) -> None:
-    config = checked(RunConfig(model="mlp", epochs=3, batch=400))
+    config = checked(RunConfig.of(model="mlp", epochs=3, batch=400))
     stores = [RunStore(tmp_path / name, config) for name in ("undisturbed", "damaged")]
     for store in stores:
         with store.locked():
@@ -170,7 +172,7 @@ def test_a_run_goes_on_from_the_previous_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_optimizer_state_is_in_the_checkpoint(tmp_path: Path) -> None:
-    config = checked(RunConfig(model="mlp", epochs=1, batch=400))
+    config = checked(RunConfig.of(model="mlp", epochs=1, batch=400))
     store = RunStore(tmp_path, config)
     with store.locked():
         trainer = Trainer(config, store, StopSignals())
@@ -183,7 +185,7 @@ def test_the_optimizer_state_is_in_the_checkpoint(tmp_path: Path) -> None:
 def test_a_run_whose_checkpoints_cost_too_much_writes_fewer_and_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = checked(RunConfig(model="mlp", epochs=4, batch=400))
+    config = checked(RunConfig.of(model="mlp", epochs=4, batch=400))
     often, seldom = (RunStore(tmp_path / name, config) for name in ("often", "seldom"))
     finish(config, often)
     monkeypatch.setattr("sr2.experiments.run.train.FREE_SAVING", -1.0)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sr2.cli import main
-from sr2.experiments.run.config import RunConfig, checked
+from sr2.experiments.run.build import checked
+from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.store import RunRecord, RunStore, find_runs, read_run
 
 from .test_resume import finish, same_run
@@ -72,7 +73,7 @@ def test_epsilon_only_cuts_the_run_short() -> None:
 
 
 def test_stopped_before_and_resumed_it_ends_at_the_same_epoch(tmp_path: Path) -> None:
-    config = checked(RunConfig(model="mlp", epochs=8, batch=200, epsilon=0.5))
+    config = checked(RunConfig.of(model="mlp", epochs=8, batch=200, epsilon=0.5))
     stores = [RunStore(tmp_path / name, config) for name in ("undisturbed", "stopped")]
     whole = finish(config, stores[0])
     assert whole.epoch < 8
@@ -89,7 +90,7 @@ def test_stopped_before_and_resumed_it_ends_at_the_same_epoch(tmp_path: Path) ->
 
 
 def test_killed_between_the_last_epoch_and_the_result(tmp_path: Path) -> None:
-    config = checked(RunConfig(model="mlp", epochs=8, batch=200, epsilon=0.5))
+    config = checked(RunConfig.of(model="mlp", epochs=8, batch=200, epsilon=0.5))
     store = RunStore(tmp_path / "run", config)
     trainer = finish(config, store)
     (store.path / "result.json").unlink()
@@ -123,4 +124,4 @@ def test_the_report_says_what_stopped_it(capsys: pytest.CaptureFixture[str]) -> 
     page = Path("runs/report/index.html").read_text()
     assert "<dt>stopped by</dt><dd>converged</dd>" in page
     assert "unfinished" not in page
-    assert "--epsilon 0.5" in page
+    assert "--opt epsilon=0.5" in page

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from sr2.experiments.errors import UserError
 from sr2.experiments.run import store as store_module
 from sr2.experiments.run.config import RunConfig
-from sr2.experiments.errors import UserError
 from sr2.experiments.run.store import CHECKPOINT, PREVIOUS, RunStore, find_runs, read_run, read_weights
 from tests.experiments.synthetic import make_run
 
 ROW = dict.fromkeys(("objective", "test_accuracy", "zero_pct", "small_pct", "seconds"), 1.0)
-ROW |= dict.fromkeys(("sigma", "rho", "accepted", "refused"))  # type: ignore[arg-type]
+ROW |= dict.fromkeys(("sigma", "rho", "accepted", "rejected"))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_json_of_another_shape_is_named(store: RunStore, file: str, content: str
 
 @pytest.mark.parametrize("key", ["layers", "histogram", "accuracy"])
 def test_a_result_needs_its_keys(tmp_path: Path, key: str) -> None:
-    path = make_run(tmp_path, RunConfig(epochs=1)).path / "result.json"
+    path = make_run(tmp_path, RunConfig.of(epochs=1)).path / "result.json"
     result = json.loads(path.read_text())
     for other in ({n: v for n, v in result.items() if n != key}, {**result, key: {"zeros": "x"}}, {}):
         path.write_text(json.dumps(other))

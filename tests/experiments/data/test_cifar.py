@@ -54,11 +54,11 @@ def test_every_source_gives_the_same_images(
         CIFAR10_WRITERS[source](where[place], batches)
     for _ in range(2):  # from the source, then from the cache
         data = load("cifar10", root)
-        assert data.train_images.shape == (5 * N, 3, 32, 32)
-        assert (data.train_images.numpy() == np.concatenate([x for x, _ in batches[:5]])).all()
-        assert (data.train_labels.numpy() == np.concatenate([y for _, y in batches[:5]])).all()
-        assert (data.test_images.numpy() == batches[5][0]).all()
-        assert (data.test_labels.numpy() == batches[5][1]).all()
+        assert data.train_inputs.shape == (5 * N, 3, 32, 32)
+        assert (data.train_inputs.numpy() == np.concatenate([x for x, _ in batches[:5]])).all()
+        assert (data.train_targets.numpy() == np.concatenate([y for _, y in batches[:5]])).all()
+        assert (data.test_inputs.numpy() == batches[5][0]).all()
+        assert (data.test_targets.numpy() == batches[5][1]).all()
         assert (root / "cifar10" / cache.FILE).is_file()
     assert "good" in check("cifar10", root)
 
@@ -176,7 +176,7 @@ def test_python_2_pickles_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
         (tmp_path / "cifar10").mkdir(exist_ok=True)
         (tmp_path / "cifar10" / name).write_bytes(content)
-    assert (load("cifar10", tmp_path).test_images.numpy() == batches[5][0]).all()
+    assert (load("cifar10", tmp_path).test_inputs.numpy() == batches[5][0]).all()
 
 
 def test_a_sheet_of_another_size_is_refused_before_its_pixels_are_read(
@@ -225,9 +225,9 @@ def test_cifar100_from_both_layouts(binary: bool, tmp_path: Path, monkeypatch: p
     write_cifar100(tmp_path / "cifar-100-python" if not binary else tmp_path / "cifar100", parts, binary, monkeypatch)
     for _ in range(2):
         data = load("cifar100", tmp_path)
-        assert data.classes == 100
-        assert (data.train_images.numpy() == parts[0][0]).all()
-        assert (data.test_labels.numpy() == parts[1][2]).all()
+        assert data.outputs == 100
+        assert (data.train_inputs.numpy() == parts[0][0]).all()
+        assert (data.test_targets.numpy() == parts[1][2]).all()
     assert "good" in check("cifar100", tmp_path)
 
 

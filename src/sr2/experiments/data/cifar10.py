@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..tasks import Images
 from .base import Spec
 from .files import Array, Arrays, File, Layout, check_md5, damaged
 from .pickles import read_pickle
@@ -123,8 +124,8 @@ def to_binary(images: Array, labels: Array) -> bytes:
 
 def verify(arrays: Arrays, files: Sequence[str]) -> None:
     """Rewrite as the official binary batches and compare their MD5 sums."""
-    images = [*np.split(arrays.train_images, 5), arrays.test_images]
-    labels = [*np.split(arrays.train_labels, 5), arrays.test_labels]
+    images = [*np.split(arrays.train_inputs, 5), arrays.test_inputs]
+    labels = [*np.split(arrays.train_targets, 5), arrays.test_targets]
     names = list(files[:6])
     if len(files) == 8:  # sheets: the labels lie in files of their own, and either may be to blame
         names = [f"{name} with its labels in {files[6 if i < 5 else 7]}" for i, name in enumerate(names)]
@@ -135,12 +136,10 @@ SPEC = Spec(
     name="cifar10",
     title="CIFAR-10",
     shape=(3, 32, 32),
-    classes=10,
+    outputs=10,
     train=50000,
     test=10000,
-    mean=(0.4914, 0.4822, 0.4465),
-    std=(0.2470, 0.2435, 0.2616),
-    augment="crop_flip",
+    task=Images((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), "crop_flip"),
     layouts=(
         Layout(BATCHES, "cifar-10-batches-py", ("cifar-10-python.tar.gz",), _from_pickles),
         Layout(

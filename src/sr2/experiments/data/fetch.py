@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from ..errors import UserError
@@ -40,12 +41,13 @@ class Row:
     """A line of `sr2 data list`."""
 
     name: str
-    images: int
-    classes: int
-    shape: tuple[int, int, int]
-    megabytes: float
+    examples: int | None
+    outputs: int
+    shape: tuple[int, ...]
+    megabytes: float | None
     present: bool
     where: str
+    way: str
 
 
 def rows(root: Path | None = None) -> list[Row]:
@@ -55,8 +57,7 @@ def rows(root: Path | None = None) -> list[Row]:
 
 
 def _row(spec: Spec, root: Path) -> Row:
-    n = spec.train + spec.test
-    c, h, w = spec.shape
+    n = None if spec.train is None or spec.test is None else spec.train + spec.test
     source = spec.source(root)
     stored = root / spec.name / cache.FILE
     if spec.embedded is not None:
@@ -65,7 +66,9 @@ def _row(spec: Spec, root: Path) -> Row:
         where = str(source.path)
     else:
         where = str(stored) if stored.exists() else ""
-    return Row(spec.name, n, spec.classes, spec.shape, round(n * (c * h * w + 1) / 1e6, 1), bool(where), where)
+    megabytes = None if n is None else round(n * (prod(spec.shape) + 1) / 1e6, 1)
+    way = f"sr2 data fetch {spec.name}" if spec.urls or spec.npm else f"put {spec.hint} in {root / spec.name}"
+    return Row(spec.name, n, spec.outputs, spec.shape, megabytes, bool(where), where, way)
 
 
 def check(name: str, root: Path | None = None) -> str:
@@ -78,7 +81,7 @@ def check(name: str, root: Path | None = None) -> str:
     if spec.embedded is not None:
         arrays = spec.embedded()
         spec.check_shapes(arrays, name, name)
-        return f"{name}: embedded, {spec.train} + {spec.test} images, good"
+        return f"{name}: embedded, {spec.count}, good"
     folder = root / name
     source, stored = spec.source(root), folder / cache.FILE
     checked = []
@@ -92,7 +95,7 @@ def check(name: str, root: Path | None = None) -> str:
         checked.append(str(stored))
     if not checked:
         raise missing(spec, folder)
-    return f"{name}: {' and '.join(checked)}, {spec.train} + {spec.test} images, good"
+    return f"{name}: {' and '.join(checked)}, {spec.count}, good"
 
 
 def fetch(name: str, root: Path | None = None, progress: Progress | None = None) -> str:
@@ -134,7 +137,7 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
             cache.save(folder, name, arrays, [])
         except OSError as error:
             raise UserError(f"{folder / cache.FILE} cannot be written ({error.strerror})") from error
-    return f"{name}: {folder / cache.FILE}, {spec.train} + {spec.test} images, good"
+    return f"{name}: {folder / cache.FILE}, {spec.count}, good"
 
 
 @contextlib.contextmanager

@@ -1,37 +1,28 @@
-"""The paper's tables from runs: one model of rows, four ways to print it."""
+"""Tables of runs: one model of rows, which `formats.py` prints in four ways."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .groups import Group, group, optimizer_name, order, penalty, settings_text, short
-from ..paper.cells import Cell, cells, longest
-from ..paper.recipes import papers_settings, recipe
+from ..run.config import RunConfig
+from ..run.store import RunRecord
+from ..tasks import Score
+from .groups import Group, group, in_order, order, penalty, settings_text
+from .reference import NOTHING, Published, Reference
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
-    from ..run.config import RunConfig
-    from ..run.store import RunRecord
-
-MEASURES = {"accuracy": "accuracy %", "zero_pct": "w = 0 %", "small_pct": "|w| ≤ 1e-3 %"}
-"""What a table reports: the keys of `result.json` and of a cell, with their headings."""
-
-_LAST = {"accuracy": "test_accuracy", "zero_pct": "zero_pct", "small_pct": "small_pct"}
-_NO_DEPARTURE = {"device", "compile", "seed"}  # they change no mathematics, and the paper names no seed
+ACCURACY = Score()
+SHARES = {"zero_pct": "w = 0 %", "small_pct": "|w| ≤ 1e-3 %"}
+"""What a table reports beside the score: the keys of `result.json`, with their headings."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number, its deviation over seeds where there are several, and whether it is the best of its block.
+    """A number, its deviation over seeds where there are several, and whether it is the best of its penalty.
 
     >>> str(Value(93.941, 0.12))
     '93.94 ± 0.12'
@@ -40,9 +31,16 @@ class Value:
     mean: float
     deviation: float | None = None
     best: bool = False
+    digits: int = 2
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" + ("" if self.deviation is None else f" ± {self.deviation:.2f}")
+        shown = f"{self.mean:.{self.digits}f}"
+        return shown if self.deviation is None else f"{shown} ± {self.deviation:.{self.digits}f}"
+
+    @property
+    def rounded(self) -> float:
+        """As it is shown."""
+        return round(self.mean, self.digits)
 
 
 @dataclass(frozen=True)
@@ -50,17 +48,19 @@ class Row:
     """One optimizer under one penalty.
 
     Attributes:
-        config: that of the runs, or the recipe's where there are none.
+        config: that of the runs, or of those that would be, where there are none.
         status: "run", "unfinished" (values of the last epoch) or "not run".
-        values, published: one per measure, ours and the paper's.
+        score: what the first of the values is.
+        values, published: score and shares, ours and the published ones.
         seeds: how many runs the values come from.
         epochs: how long they are; 0 where there are none.
         seconds: mean training time.
-        note: what else to know: other settings than the paper's, unfinished runs.
+        note: what else to know: settings that tell the row apart, unfinished runs.
     """
 
     config: RunConfig
     status: str
+    score: Score = ACCURACY
     values: tuple[Value | None, ...] = (None, None, None)
     published: tuple[Value | None, ...] = (None, None, None)
     seeds: int = 0
@@ -89,6 +89,12 @@ class Table:
     data: str
     model: str
     rows: tuple[Row, ...]
+    reference: str = NOTHING.name
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The headings of the values."""
+        return (self.rows[0].score.heading, *SHARES.values())
 
     @property
     def title(self) -> str:
@@ -97,7 +103,7 @@ class Table:
 
     @property
     def has_published(self) -> bool:
-        """Whether the paper has a cell among the rows."""
+        """Whether there is a published row among them."""
         return any(row.published[0] is not None for row in self.rows)
 
     @property
@@ -106,36 +112,43 @@ class Table:
         return [(name, list(rows)) for name, rows in itertools.groupby(self.rows, key=lambda row: row.penalty)]
 
 
-def build(records: Iterable[RunRecord], *, paper: bool = False) -> list[Table]:
+def build(records: Iterable[RunRecord], reference: Reference = NOTHING, *, whole: bool = False) -> list[Table]:
     """Tables of runs: per data set and network, the optimizers under each penalty.
 
-    A combination that others of its table suggest, or that the paper has, and that nobody ran is there as "not run".
-    With `paper`, the runs of the paper's cells and all of its cells, and nothing else.
+    A combination that others of its table suggest, or that the reference has, and that nobody ran is there as
+    "not run". With `whole`, the runs of the reference's rows and all of its rows, and nothing else.
     """
-    groups = [found for found in group(records) if not paper or found.cell]
-    rows = [_row(found) for found in groups]
-    rows += _not_run([found.config for found in groups], paper)
-    rows.sort(key=lambda row: order(row.config))  # stable: the variants of a cell stay in their order
+    groups = [found for found in group(records) if not whole or reference.find(found.config)]
+    rows = [row_of(found, reference) for found in groups]
+    rows += _not_run(groups, reference, whole)
+    rows.sort(key=lambda row: order(row.config))  # stable: the variants of a row stay in their order
     return [
-        Table(data, model, tuple(_mark_best(list(same))))
+        Table(data, model, tuple(_mark_best(list(same))), reference.name)
         for (data, model), same in itertools.groupby(rows, key=lambda row: (row.config.data, row.config.model))
     ]
 
 
-def _row(group: Group) -> Row:
-    cell, config, done = group.cell, group.config, group.finished
+def row_of(group: Group, reference: Reference = NOTHING) -> Row:
+    """The row of runs that differ in their seed."""
+    config, done = group.config, group.finished
     unfinished = len(group.records) - len(done)
-    notes = [settings_text({name: getattr(config, name) for name in _telling(group)})]
+    settings, telling = config.flat(), in_order({*group.differs, *(reference.departures(config) or ())})
+    notes = [settings_text({name: settings.get(name) for name in telling})]
     if done and unfinished:
         notes.append(f"{unfinished} more unfinished")
     if not done:
         notes.append("unfinished: values of the last epoch")
     measured = [found for record in done or group.records if (found := _measured(record))]
+    names = (group.score.name, *SHARES)
     return Row(
         config=config,
         status="run" if done else "unfinished",
-        values=tuple(_value([m.get(key) for m in measured]) for key in MEASURES),
-        published=_published(cell),
+        score=group.score,
+        values=tuple(
+            _value([m.get(name) for m in measured], group.score.digits if name == group.score.name else 2)
+            for name in names
+        ),
+        published=_published(reference.find(config)),
         seeds=len(measured) or len(group.records),
         epochs=min((m["epochs"] for m in measured), default=0),
         seconds=statistics.fmean(m["seconds"] for m in measured) if measured else None,
@@ -148,62 +161,50 @@ def _measured(record: RunRecord) -> dict[str, Any]:
     if record.result is not None or not record.metrics:
         return record.result or {}
     last = record.metrics[-1]
-    return {"epochs": last["epoch"], "seconds": last["seconds"], **{key: last[_LAST[key]] for key in MEASURES}}
+    found = {"epochs": last["epoch"], "seconds": last["seconds"], record.score.name: last[record.test_score]}
+    return found | {name: last[name] for name in SHARES}
 
 
-def _value(numbers: Sequence[float | None]) -> Value | None:
+def _value(numbers: Sequence[float | None], digits: int) -> Value | None:
     known = [number for number in numbers if number is not None]
     if not known:
         return None
-    return Value(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+    deviation = statistics.stdev(known) if len(known) > 1 else None
+    return Value(statistics.fmean(known), deviation, digits=digits)
 
 
-def _published(cell: Cell | None) -> tuple[Value | None, ...]:
-    return tuple(Value(getattr(cell, key)) if cell else None for key in MEASURES)
+def _published(row: Published | None) -> tuple[Value | None, ...]:
+    return (None, None, None) if row is None else tuple(Value(number) for number in row.values)
 
 
-def _telling(group: Group) -> list[str]:
-    """The settings that a note names: those that tell groups apart, and those that are not the paper's."""
-    named = {*group.differs, *(_departures(group.config, group.cell) if group.cell else ())}
-    return [name for name in vars(group.config) if name in named]
-
-
-def _departures(config: RunConfig, cell: Cell) -> dict[str, Any]:
-    """The settings of a run that are not those that the paper names for its cell."""
-    theirs = vars(papers_settings(cell.name))
-    return {name: v for name, v in vars(config).items() if name not in _NO_DEPARTURE and v != theirs[name]}
-
-
-def _not_run(configs: list[RunConfig], paper: bool) -> list[Row]:
-    """Rows for what the tables lack: the paper's cells, and gaps in the grid penalty x optimizer."""
+def _not_run(groups: list[Group], reference: Reference, whole: bool) -> list[Row]:
+    """Rows for what the tables lack: published ones, and gaps in the grid penalty x optimizer."""
 
     def family(config: RunConfig) -> tuple[str, ...]:
         return config.data, config.model, config.regularizer
 
-    there = {order(config) for config in configs}
-    families = {family(config) for config in configs}
-    wanted = {order(theirs): (theirs, cell) for cell in cells().values() for theirs in [recipe(cell.name)]}
+    there = {order(group.config) for group in groups}
+    families = {family(group.config) for group in groups}
+    wanted = {order(row.config): row for row in reference.published}
     missing = [
-        Row(theirs, "not run", published=_published(cell))
-        for place, (theirs, cell) in wanted.items()
-        if place not in there and (paper or family(theirs) in families)
+        Row(row.config, "not run", published=_published(row))
+        for place, row in wanted.items()
+        if place not in there and (whole or family(row.config) in families)
     ]
     grid = {
-        order(hole): hole
-        for a, b in itertools.product(configs, configs)
-        if family(a) == family(b)
-        for hole in [dataclasses.replace(a, optimizer=b.optimizer)]
+        order(hole): Row(hole, "not run", a.score)
+        for a, b in itertools.product(groups, groups)
+        if family(a.config) == family(b.config)
+        for hole in [dataclasses.replace(a.config, optimizer=b.config.optimizer)]
     }
-    return missing + [
-        Row(hole, "not run") for place, hole in grid.items() if place not in there and place not in wanted
-    ]
+    return missing + [row for place, row in grid.items() if place not in there and place not in wanted]
 
 
 def _mark_best(rows: list[Row]) -> Iterator[Row]:
-    """Mark the largest of each column within each penalty, ours and the paper's apart, where there is a choice."""
+    """Mark the largest of each column within each penalty, ours and the published apart, where there is a choice."""
     for _, same in itertools.groupby(rows, key=lambda row: row.penalty):
         block = list(same)
-        ours = [row.values if row.status == "run" else (None,) * len(MEASURES) for row in block]
+        ours = [row.values if row.status == "run" else (None,) * len(row.values) for row in block]
         best, published = _maxima(ours), _maxima([row.published for row in block])
         for row in block:
             values = row.values if row.status != "run" else _marked(row.values, best)
@@ -211,183 +212,12 @@ def _mark_best(rows: list[Row]) -> Iterator[Row]:
 
 
 def _maxima(rows: Sequence[tuple[Value | None, ...]]) -> list[float | None]:
-    columns = [[round(value.mean, 2) for value in column if value] for column in zip(*rows, strict=True)]
+    columns = [[value.rounded for value in column if value] for column in zip(*rows, strict=True)]
     return [max(column) if len(set(column)) > 1 else None for column in columns]
 
 
 def _marked(values: tuple[Value | None, ...], best: list[float | None]) -> tuple[Value | None, ...]:
     return tuple(
-        dataclasses.replace(value, best=round(value.mean, 2) == top) if value else None
+        dataclasses.replace(value, best=value.rounded == top) if value else None
         for value, top in zip(values, best, strict=True)
     )
-
-
-# ---- the four renderers, over the same cells: (text, bold)
-
-
-def headings(table: Table) -> list[str]:
-    """The headings of a table's columns."""
-    measures = itertools.chain.from_iterable(
-        (heading, "paper") if table.has_published else (heading,) for heading in MEASURES.values()
-    )
-    return [
-        "penalty",
-        "optimizer",
-        *measures,
-        "runs × epochs",
-        *(["note"] if any(row.note for row in table.rows) else []),
-    ]
-
-
-def row_cells(table: Table, row: Row) -> list[tuple[str, bool]]:
-    """The cells of a row, as text and whether it is the best of its block."""
-    cells = [(row.penalty, False), (optimizer_name(row.config.optimizer), False)]
-    for ours, theirs in zip(row.values, row.published, strict=True):
-        cells.append((str(ours), ours.best) if ours else ("–", False))
-        if table.has_published:
-            cells.append((str(theirs), theirs.best) if theirs else ("–", False))
-    cells.append((row.runs, False))
-    return cells + ([(row.note, False)] if any(other.note for other in table.rows) else [])
-
-
-def terminal(table: Table) -> RichTable:
-    """A table for `rich` to print; narrow, so the paper's numbers stand in parentheses, and notes below."""
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    view = RichTable(
-        title=table.title,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    for heading in ("penalty", "optimizer", *MEASURES.values(), "runs × epochs"):
-        view.add_column(heading, justify="right" if heading in MEASURES.values() else "left")
-    notes: dict[str, str] = {}
-    for name, block in table.blocks:
-        for first, row in zip(itertools.chain([name], itertools.repeat("")), block, strict=False):
-            cells = [Text(first), Text(optimizer_name(row.config.optimizer))]
-            for ours, theirs in zip(row.values, row.published, strict=True):
-                text = Text(str(ours).replace(" ", "") if ours else "–", "bold" if ours and ours.best else "")
-                cells.append(text.append(f" ({theirs})", "not bold dim") if theirs else text)
-            mark = f" {notes.setdefault(row.note, _mark(len(notes)))}" if row.note else ""
-            view.add_row(*cells, Text(row.runs + mark), style="dim" if row.status == "not run" else None)
-        view.add_section()
-    lines = [f"{mark} {note}" for note, mark in notes.items()]
-    view.caption = Text("\n".join([*(["in parentheses: the paper"] if table.has_published else []), *lines])) or None
-    return view
-
-
-def markdown(tables: Iterable[Table]) -> str:
-    """Tables as Markdown."""
-    out = []
-    for table in tables:
-        names = headings(table)
-        numbers = [name in MEASURES.values() or name == "paper" for name in names]
-        out += [f"### {table.title}", ""]
-        out += [_line(names), _line(["--:" if number else ":--" for number in numbers], str)]
-        for row in table.rows:
-            out.append(_line([f"**{text}**" if bold else _md(text) for text, bold in row_cells(table, row)], str))
-        out.append("")
-    return "\n".join(out)
-
-
-def summary(records: Iterable[RunRecord]) -> str:
-    """The paper's cells that were run, beside our longest runs of each, a row for all seeds: Markdown for a README."""
-    pairs = [f"{heading}, paper / ours" for heading in MEASURES.values()]
-    names = ["network", "R", "λ", "optimizer", "epochs", *pairs, "seconds", "departs from the paper by"]
-    out = [_line(names), _line(["--:" if name in (*pairs, "seconds") else ":--" for name in names], str)]
-    runs: dict[Cell, list[Row]] = {}
-    for found in group(longest(records)):
-        assert found.cell is not None
-        runs.setdefault(found.cell, []).append(_row(found))
-    for cell, row in [(c, row) for c in cells().values() for row in _nearest_first(runs.get(c, []), c)]:
-        epochs = f"{row.epochs}" + (f" of {row.config.epochs}" if row.status == "unfinished" else "")
-        epochs += f", {row.seeds} seeds" if row.seeds > 1 else ""
-        line = [cell.model, cell.regularizer, short(cell.lam), optimizer_name(cell.optimizer), epochs]
-        line += [f"{getattr(cell, key):.2f} / {ours or '–'}" for key, ours in zip(MEASURES, row.values, strict=True)]
-        departs = settings_text(_departures(row.config, cell)) or "–"
-        out.append(_line([*line, "–" if row.seconds is None else f"{row.seconds:.0f}", departs]))
-    return "\n".join(out) + "\n"
-
-
-def _nearest_first(rows: list[Row], cell: Cell) -> list[Row]:
-    """By how many settings depart from the paper's."""
-    return sorted(rows, key=lambda row: (len(_departures(row.config, cell)), row.config.key))
-
-
-def latex(tables: Iterable[Table]) -> str:
-    r"""Tables as LaTeX, for a document that loads booktabs."""
-    out = ["% \\usepackage{booktabs}"]
-    for table in tables:
-        names = headings(table)
-        layout = "".join("r" if name in MEASURES.values() or name == "paper" else "l" for name in names)
-        out += [r"\begin{table}", r"\centering", rf"\caption{{{_tex(table.title)}}}"]
-        out += [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", " & ".join(map(_tex, names)) + r" \\"]
-        for _, block in table.blocks:
-            out.append(r"\midrule")
-            for row in block:
-                cells = [(_tex(text), bold) for text, bold in row_cells(table, row)]
-                out.append(" & ".join(rf"\textbf{{{t}}}" if bold else t for t, bold in cells) + r" \\")
-        out += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
-    return "\n".join(out)
-
-
-def comma_separated(tables: Iterable[Table]) -> str:
-    """Tables as CSV: one line a row, numbers unrounded, an empty field where there is none."""
-    names = ["data", "model", "regularizer", "lam", "penalty", "optimizer", "status", "seeds", "epochs", "seconds"]
-    names += [f"{key}{part}" for key in MEASURES for part in ("", "_deviation", "_paper")] + ["note"]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    for row in itertools.chain.from_iterable(table.rows for table in tables):
-        c = row.config
-        line: list[object] = [c.data, c.model, c.regularizer, c.lam, row.penalty, c.optimizer, row.status, row.seeds]
-        line += [row.epochs or None, row.seconds]
-        for ours, theirs in zip(row.values, row.published, strict=True):
-            line += [ours and ours.mean, ours and ours.deviation, theirs and theirs.mean]
-        writer.writerow([*line, row.note])
-    return out.getvalue()
-
-
-def print_table(records: Iterable[RunRecord], console: Console | None = None, *, paper: bool = False) -> None:
-    """Print the tables of runs to the terminal."""
-    from rich.console import Console
-
-    console = console or Console()
-    for table in build(records, paper=paper):
-        console.print(terminal(table))
-
-
-def _mark(index: int) -> str:
-    return "*†‡§"[index] if index < 4 else f"({index})"
-
-
-def _md(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
-
-
-def _line(cells: Iterable[str], escape: Callable[[str], str] = _md) -> str:
-    return "| " + " | ".join(map(escape, cells)) + " |"
-
-
-_TEX = {character: "\\" + character for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "≤": r"$\leq$",
-    "×": r"$\times$",
-    "·": r"$\cdot$",
-    "–": "--",
-    "|": r"$|$",
-    "<": r"$<$",
-    ">": r"$>$",
-}
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)
