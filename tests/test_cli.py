@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -144,6 +145,79 @@ def test_a_missing_extra_is_one_sentence(module: str, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert "sr2[experiments]" in done.stderr
     assert not list(tmp_path.rglob("config.json"))  # before anything started
+
+
+def test_an_interrupt_while_it_is_still_importing_is_one_sentence(tmp_path: Path) -> None:
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tyro":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from sr2.cli import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code, "train"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped before anything began\n")
+
+
+TRAP = """
+from pathlib import Path
+Path("was-imported").touch()
+from torch import nn
+def net(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+def test_what_reads_runs_imports_no_code_that_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "trap_of_cli", raising=False)
+    Path("trap_of_cli.py").write_text(TRAP)
+    assert main(["train", "--model", "trap_of_cli:net", "--epochs", "1", "--batch", "400"]) == 0
+    mark, (folder,) = Path("was-imported"), Path("runs").iterdir()
+    config = (folder / "config.json").read_text()
+    for setting in ("model", "data", "optimizer", "regularizer"):
+        mark.unlink(missing_ok=True)
+        monkeypatch.delitem(sys.modules, "trap_of_cli", raising=False)
+        named = {**json.loads(config), "model": "mlp", setting: "trap_of_cli:net"}
+        (folder / "config.json").write_text(json.dumps(named))
+        assert main(["report", "runs"]) == 0
+        assert main(["paper", "list"]) == 0
+        assert main(["paper", "report"]) == 0
+        capsys.readouterr()
+        assert main(["prune", "runs"]) == 2
+        error = capsys.readouterr().err
+        if setting in ("model", "data"):
+            assert f"{folder}/config.json names the code trap_of_cli:net: if you know it, add --trust" in error
+        else:
+            assert "was trained with another mlp" in error  # which it has got to
+        assert not mark.exists(), setting
+    (folder / "config.json").write_text(config)
+    assert main(["prune", "runs", "--trust"]) == 0
+    assert mark.exists()
+
+
+def test_a_damaged_run_is_named_and_the_others_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in ("0", "1"):
+        assert main(["train", "--model", "mlp", "--epochs", "1", "--batch", "400", "--seed", seed]) == 0
+    first, second = sorted(Path("runs").iterdir())
+    (first / "metrics.jsonl").write_text("{")
+    capsys.readouterr()
+    for command in ("report runs", "prune runs", "paper list"):
+        assert main(command.split()) == 0
+        said = capsys.readouterr()
+        assert said.err.startswith(f"skipped: {first}/metrics.jsonl is damaged ")
+        assert said.err.count("\n") == 1
+    assert "1 × 1" in Path("runs/report/tables.md").read_text()
+    (second / "result.json").write_text("[]")
+    assert main(["report", "runs"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {first}/metrics.jsonl is damaged ")
 
 
 def test_data_commands(capsys: pytest.CaptureFixture[str]) -> None:

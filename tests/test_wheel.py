@@ -10,7 +10,7 @@ import pytest
 
 import sr2
 
-from .test_architecture import HOOK
+from .hook import HOOK
 
 ROOT = Path(__file__).parents[1]
 

@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .experiments.run.stop import StoppedError
     except ModuleNotFoundError as error:
         return _missing(error)
+    except KeyboardInterrupt:
+        return _say("stopped before anything began", 130)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)

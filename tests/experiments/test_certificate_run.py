@@ -13,8 +13,7 @@ import torch
 
 from sr2.cli import main
 from sr2.experiments.run.store import WEIGHTS, RunRecord, find_runs
-
-from .test_resume import NET, same_run
+from tests.experiments.tools.runs import NET, same_run
 
 PARTS = ["bound", "step_term", "variance_term", "delta", "residual", "residual_error", "lipschitz", "sigma"]
 

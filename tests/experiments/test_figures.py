@@ -11,7 +11,7 @@ from sr2.experiments.report import axes, charts, figures
 from sr2.experiments.report.groups import group
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.store import RunRecord
-from tests.experiments.synthetic import demo_grid, make_run, seeds
+from tests.experiments.tools.synthetic import demo_grid, make_run, seeds
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,7 @@ from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.stop import StoppedError, StopSignals
 from sr2.experiments.run.store import RunRecord, RunStore, find_runs, read_weights
 from sr2.experiments.run.train import Trainer
-
-from .test_resume import NET, same_run
+from tests.experiments.tools.runs import NET, same_run
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 
 from sr2.experiments.paper import cells as paper
 from sr2.experiments.paper.recipes import recipe
-from tests.experiments.synthetic import make_run
+from tests.experiments.tools.synthetic import make_run
 
 NAME = "cifar10-resnet34-sr2-l1-1e-4"
 

@@ -14,7 +14,7 @@ from sr2.experiments.run.problem import Problem
 from sr2.experiments.run.prune import sweep
 from sr2.experiments.run.store import WEIGHTS, find_runs, read_weights
 from sr2.experiments.trained import trained
-from tests.experiments.synthetic import make_run
+from tests.experiments.tools.synthetic import make_run
 
 WHY = "the run did not finish, or its weights were deleted"
 

@@ -21,7 +21,7 @@ from sr2.experiments.report import page as report
 from sr2.experiments.report.charts import charts
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.store import RunRecord
-from tests.experiments.synthetic import make_run
+from tests.experiments.tools.synthetic import make_run
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None

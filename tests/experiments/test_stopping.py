@@ -13,8 +13,7 @@ from sr2.cli import main
 from sr2.experiments.run.build import checked
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.store import RunRecord, RunStore, find_runs, read_run
-
-from .test_resume import finish, same_run
+from tests.experiments.tools.runs import finish, same_run
 
 SENTENCE = r"stopped after epoch (\d+) of (\d+): the mean of \|s\|\^2 is (\S+) ± (\S+), below epsilon\^2 = (\S+)"
 

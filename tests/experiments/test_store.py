@@ -18,7 +18,7 @@ from sr2.experiments.errors import UserError
 from sr2.experiments.run import store as store_module
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.store import CHECKPOINT, PREVIOUS, RunStore, find_runs, read_run, read_weights
-from tests.experiments.synthetic import make_run
+from tests.experiments.tools.synthetic import make_run
 
 ROW = dict.fromkeys(("objective", "test_accuracy", "zero_pct", "small_pct", "seconds"), 1.0)
 ROW |= dict.fromkeys(("sigma", "rho", "accepted", "rejected"))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from sr2.experiments.paper.summary import reference, summary
 from sr2.experiments.report import formats, tables
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.store import RunRecord
-from tests.experiments.synthetic import demo_grid, make_run, seeds
+from tests.experiments.tools.synthetic import demo_grid, make_run, seeds
 
 NAME = "cifar10-resnet34-sr2-l1-1e-4"
 

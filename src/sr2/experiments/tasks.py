@@ -24,7 +24,7 @@ AUGMENTATIONS = ("none", "crop_flip")
 class Score:
     """What a network is judged by; larger is better.
 
-    >>> Score("accuracy", "%").heading, Score("accuracy", "%").text(97.5), Score("r2").text(0.51234)
+    >>> Score("accuracy", "%").heading, Score("accuracy", "%").text(97.5), Score("r2", "").text(0.51234)
     ('accuracy %', '97.50 %', '0.5123')
 
     Attributes:

@@ -15,8 +15,13 @@ import pytest
 
 from sr2.experiments.data import cache, fetch, load
 from sr2.experiments.errors import UserError
-
-from .official import archive_of, small_cifar10, small_fashion, write_cifar10_python, write_cifar10_sheets
+from tests.experiments.tools.official import (
+    archive_of,
+    small_cifar10,
+    small_fashion,
+    write_cifar10_python,
+    write_cifar10_sheets,
+)
 
 
 class Answer(io.BytesIO):

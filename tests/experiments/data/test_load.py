@@ -15,8 +15,7 @@ from sr2.experiments.data import Dataset, base, cache, check, default_root, fash
 from sr2.experiments.data.base import channel_statistics
 from sr2.experiments.errors import UserError
 from sr2.experiments.tasks import Images
-
-from .official import small_cifar10, small_fashion, write_cifar10_binary
+from tests.experiments.tools.official import small_cifar10, small_fashion, write_cifar10_binary
 
 
 def test_digits_are_scikit_learns() -> None:

@@ -23,7 +23,7 @@ def windows(text: bytes) -> tuple[Array, Array]:
     """Windows of a text that do not overlap, and for each byte the one that follows it.
 
     >>> inputs, targets = windows(bytes(range(130)))
-    >>> inputs.shape, inputs[1, 0], targets[0, -1]
+    >>> inputs.shape, int(inputs[1, 0]), int(targets[0, -1])
     ((2, 64), 64, 64)
     """
     data = np.frombuffer(text, np.uint8)
