@@ -54,7 +54,7 @@ def test_a_regularizer_without_lambda_is_one_run() -> None:
         (Grid.of(regularizers=()), "the grid is empty"),
     ],
 )
-def test_a_wrong_grid_is_refused_before_anything_starts(grid: Grid, words: str) -> None:
+def test_a_wrong_grid_is_named_before_anything_starts(grid: Grid, words: str) -> None:
     with pytest.raises(UserError, match=words):
         expand(grid)
 

@@ -1,4 +1,4 @@
-"""RunConfig: keys that last, names with the closest, combinations that are refused before anything starts."""
+"""RunConfig: keys that last, names with the closest, mistakes that are named before anything starts."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_config_survives_json() -> None:
         *(("sigma", [1.0]), ("reg", "p=1"), ("reg", [1]), ("metric", {}), ("data", None), ("options", [])),
     ],
 )
-def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
+def test_a_field_of_another_type_is_named(name: str, value: object) -> None:
     with pytest.raises(UserError, match=f"the setting {name} cannot be"):
         RunConfig.from_dict({name: value})
 
@@ -180,7 +180,7 @@ def test_an_optimizer_of_ones_own() -> None:
     assert (every, type(every), rest) == (3, int, {"colour": "red", "off": None})
 
 
-REFUSED: dict[str, tuple[dict[str, object], str]] = {
+MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "an unknown optimizer": ({"optimizer": "sg2"}, "did you mean sr2.*proxgen, proxsgd"),
     "an unknown regularizer": ({"regularizer": "elastic"}, "did you mean elastic_net.*known are .*l0_ball.*none"),
     "unknown data": ({"data": "digit"}, "did you mean digits"),
@@ -234,9 +234,9 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_anything_starts(case: str) -> None:
-    settings, words = REFUSED[case]
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_named_before_anything_starts(case: str) -> None:
+    settings, words = MISTAKES[case]
     with pytest.raises(UserError, match=words):
         checked(RunConfig.of(**settings))
 

@@ -91,7 +91,7 @@ def test_the_other_methods_have_no_sigma(tmp_path: Path) -> None:
     assert "sigma" not in [chart.name for chart in charts.charts([run])]
 
 
-def test_one_refusal_in_hundreds_has_a_mark_and_many_have_none(tmp_path: Path) -> None:
+def test_one_rejection_in_hundreds_has_a_mark_and_many_have_none(tmp_path: Path) -> None:
     run = make_run(tmp_path, RunConfig.of(epochs=100))
     for row in run.metrics:
         row.update(accepted=389, rejected=0)
@@ -111,7 +111,7 @@ def test_rho_stands_between_the_thresholds_of_its_runs(tmp_path: Path) -> None:
     panel = sigma_panels(run)["ρ, mean of the steps"]
     assert [(s.label, s.y) for s in panel.series if s.kind == "front"] == [("η₁", (7.5e-4,) * 2), ("η₂", (0.7,) * 2)]
     assert {(7.5e-4, "η₁"), (0.7, "η₂")} < set(panel.y.ticks)
-    run.metrics[2]["rho"] = -400.0  # one deep refusal
+    run.metrics[2]["rho"] = -400.0  # one deep rejection
     assert sigma_panels(run)["ρ, mean of the steps, cut off at −1 and 1.5"].y.ends[0] > -1.2
 
 

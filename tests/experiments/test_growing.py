@@ -150,7 +150,7 @@ def test_with_a_stop_of_its_own() -> None:
     assert (record.path / "certificate.json").is_file()
 
 
-REFUSED: dict[str, tuple[list[str], str]] = {
+MISTAKES: dict[str, tuple[list[str], str]] = {
     "momentum": (["--batch-growth", "3", "--momentum", "0.9"], "batch_growth .* no momentum"),
     "kappa of zero": (["--batch-growth", "0"], "kappa must be a number above 0.*is 0.0"),
     "a negative kappa": (["--batch-growth", "-1"], "kappa must be a number above 0.*is -1.0"),
@@ -160,9 +160,9 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_words(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags, words = REFUSED[case]
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_a_sentence(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags, words = MISTAKES[case]
     assert train(*flags) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")

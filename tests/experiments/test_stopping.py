@@ -108,7 +108,7 @@ def test_killed_between_the_last_epoch_and_the_result(tmp_path: Path) -> None:
         (["--epsilon", "nan"], "epsilon must be a number above 0"),
     ],
 )
-def test_refused_in_words(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_a_sentence(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(*flags) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")

@@ -187,7 +187,7 @@ def test_own_data_that_is_wrong(name: str, words: str, my_module: str) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_channels_last_are_refused(channels: int) -> None:
+def test_channels_last_are_named(channels: int) -> None:
     def made(*shape: int) -> Dataset:
         x, y = np.zeros(shape, np.uint8), np.zeros(shape[0], int)
         return Dataset.from_arrays("mine", (x, y, x, y))

@@ -76,7 +76,7 @@ def test_what_is_no_image_is_a_sentence() -> None:
         build("densenet121", 1, (10,))
 
 
-def test_densenets_refuse_images_they_would_shrink_to_nothing() -> None:
+def test_densenets_name_images_they_would_shrink_to_nothing() -> None:
     with pytest.raises(UserError, match="densenet121 needs images of at least 29 x 29, and they are 8 x 8"):
         build("densenet121", 10, (1, 8, 8))
     with torch.device("meta"):

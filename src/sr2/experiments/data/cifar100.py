@@ -1,7 +1,7 @@
 """cifar100: 60,000 colour images of 32 x 32 in 100 classes (University of Toronto).
 
 The official python files are checked by their MD5 sums. The binary ones have no published sums: their sizes,
-their 500 and 100 images a class, and that every class lies in one superclass are checked instead.
+their 500 and 100 images per class, and that every class lies in one superclass are checked instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .pickles import read_pickle
 
 MD5 = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
 PER_CLASS = (500, 100)
-"""Images a class, for training and for the test."""
+"""Images per class, for training and for the test."""
 
 
 def _from_pickles(files: Sequence[File]) -> Arrays:

@@ -89,7 +89,7 @@ def fingerprint(model: nn.Module) -> str:
 class BatchNorm(nn.BatchNorm2d):
     """torch's batch norm with its names, except that `num_batches_tracked` stays 0.
 
-    A running average with a fixed momentum never reads that count, and on a GPU to advance it is one launch a layer:
+    A running average with a fixed momentum never reads that count, and on a GPU to advance it is one launch per layer:
     121 of them in every forward pass of DenseNet-121.
     """
 
