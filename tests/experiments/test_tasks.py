@@ -209,6 +209,18 @@ def test_a_task_of_ones_own(
     assert "minus_mae" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("data", "model"), [("digits", "mlp"), ("diabetes", "mlp"), ("counting", "transformer")])
+def test_a_batch_and_its_loss_compile_to_one_graph_each(data: str, model: str) -> None:
+    """On CUDA both are compiled with the network: a break would cost launches at every step."""
+    problem = Problem(RunConfig(data=data, model=model))
+    plan = problem.batches.plan(0)[:8]
+    batch = torch._dynamo.explain(problem.batches.make)(plan)
+    x, y = problem.batches.make(plan)
+    loss = torch._dynamo.explain(problem.network._loss_and_statistics)((), x, y)
+    torch._dynamo.reset()
+    assert (batch.graph_break_count, loss.graph_break_count) == (0, 0)
+
+
 def test_a_network_of_another_shape_is_a_sentence() -> None:
     for model, data, words in (
         ("mlp", "counting", "fails on the 64 windows of counting"),

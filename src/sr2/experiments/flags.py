@@ -21,7 +21,7 @@ _OF_THE_RUN = {
     "batch_growth": "kappa of assumption 3; a batch that fails it is not stepped on, and the next is larger.",
 }
 """Options whose value on the command line is a number that the run makes the constructor's argument of."""
-_GROUPS = {
+_SECTIONS = {
     "run": "What is trained, and for how long.",
     "optimizer": "How it is trained. An option that is left out has the default of its optimizer's constructor.",
     "machine": "Where and in which arithmetic.",
@@ -53,23 +53,23 @@ class Flags:
 def training_flags(start: Settings, runs: Path) -> Flags:
     """The flags of a command that trains; what is not given stays as it is in `start`."""
     kinds = get_type_hints(type(start))
-    groups: dict[str, list[Any]] = {"": [], **{name: [] for name in _GROUPS}}
+    sections: dict[str, list[Any]] = {"": [], **{name: [] for name in _SECTIONS}}
     for item in dataclasses.fields(start):
         if "help" in item.metadata:
             about = arg(prefix_name=False, help=item.metadata["help"])
             default = dataclasses.field(default=getattr(start, item.name))
-            groups[item.metadata["group"]].append((item.name, Annotated[kinds[item.name], about], default))
-    groups["optimizer"] += [_option_flag(name, start) for name in options()]
+            sections[item.metadata["section"]].append((item.name, Annotated[kinds[item.name], about], default))
+    sections["optimizer"] += [_option_flag(name, start) for name in options()]
     more = "Any option as key=value, also of your own optimizer: --opt eta2=0.9 compile=true."
-    groups["optimizer"].append(_flag("opt", tuple[str, ...], (), more))
-    groups["files"] += [
+    sections["optimizer"].append(_flag("opt", tuple[str, ...], (), more))
+    sections["files"] += [
         _flag("runs", Path, runs, "The folder of runs."),
         _flag("tensorboard", bool, False, "Also write TensorBoard's event files into the run's folder."),
     ]
-    fields = sorted(groups.pop(""), key=lambda field: field[0] not in ("data", "model", "lam"))
-    for name, members in groups.items():
+    fields = sorted(sections.pop(""), key=lambda field: field[0] not in ("data", "model", "lam"))
+    for name, members in sections.items():
         kind = dataclasses.make_dataclass(name, members, frozen=True)
-        fields.append((name, Annotated[kind, arg(help=_GROUPS[name])], dataclasses.field(default=kind())))
+        fields.append((name, Annotated[kind, arg(help=_SECTIONS[name])], dataclasses.field(default=kind())))
     return Flags(dataclasses.make_dataclass("Flags", fields, frozen=True), start)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -141,7 +140,8 @@ class Images(Classification):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: str = "none"
-    device: torch.device | str = "cpu"
+    placed: tuple[Tensor, Tensor] | None = None
+    """Mean and std on the device of the batches, which `on` makes: not while a graph is captured."""
 
     @property
     def augments(self) -> bool:
@@ -165,24 +165,19 @@ class Images(Classification):
             raise UserError(f"{where}: augment must be one of {AUGMENTATIONS}, not {self.augment!r}")
 
     def on(self, device: torch.device | str) -> Images:
-        placed = replace(self, device=device)
-        _ = placed._statistics  # made here, and not while a graph is captured
-        return placed
-
-    @cached_property
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        mean, std = (torch.tensor(v, dtype=torch.float32, device=self.device) for v in (self.mean, self.std))
-        return mean, std
+        mean, std = (torch.tensor(v, dtype=torch.float32, device=device) for v in (self.mean, self.std))
+        return replace(self, placed=(mean, std))
 
     def batch(self, inputs: Tensor, targets: Tensor, part: Plan, augment: bool) -> tuple[Tensor, Tensor]:
-        if augment:
-            x = augment_batch(inputs, *part.tensors, *self._statistics)
-        else:
-            x = plain_batch(inputs, part.index, *self._statistics)
-        return x, targets[part.index]
+        mean, std = self.placed or self.on(inputs.device).placed  # type: ignore[misc]
+        made = (
+            augment_batch(inputs, *part.tensors, mean, std) if augment else plain_batch(inputs, part.index, mean, std)
+        )
+        return made, targets[part.index]
 
     def test_batch(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return normalize(inputs, *self._statistics), targets
+        mean, std = self.placed or self.on(inputs.device).placed  # type: ignore[misc]
+        return normalize(inputs, mean, std), targets
 
 
 class Tokens(Classification):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from sr2.experiments.data import Dataset, base, cache, check, default_root, fashion_mnist, load, rows
+from sr2.experiments.data import Dataset, base, cache, check, default_root, fashion_mnist, listed, load
 from sr2.experiments.data.base import channel_statistics
 from sr2.experiments.errors import UserError
 from sr2.experiments.tasks import Images
@@ -112,7 +112,7 @@ def test_the_root_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_rows_say_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar10_binary(tmp_path / "cifar10", small_cifar10(monkeypatch))
-    found = {row.name: row for row in rows(tmp_path)}
+    found = {row.name: row for row in listed(tmp_path)}
     assert list(found) == base.known()
     assert found["digits"].present
     assert found["cifar10"].present

@@ -7,19 +7,19 @@ torch.Size([1437, 1, 8, 8])
 
 from .base import Dataset, default_root, known, load
 from .batches import Batches, EvalBatches, eval_batches
-from .fetch import Progress, Row, check, fetch, rows
+from .fetch import Listed, Progress, check, fetch, listed
 
 __all__ = [
     "Batches",
     "Dataset",
     "EvalBatches",
+    "Listed",
     "Progress",
-    "Row",
     "check",
     "default_root",
     "eval_batches",
     "fetch",
     "known",
+    "listed",
     "load",
-    "rows",
 ]

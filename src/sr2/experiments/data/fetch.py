@@ -37,7 +37,7 @@ class _OriginError(Exception):
 
 
 @dataclass(frozen=True)
-class Row:
+class Listed:
     """A line of `sr2 data list`."""
 
     name: str
@@ -50,13 +50,13 @@ class Row:
     way: str
 
 
-def rows(root: Path | None = None) -> list[Row]:
+def listed(root: Path | None = None) -> list[Listed]:
     """Every built-in data set, how large it is, and whether it is here. Nothing is read or fetched."""
     root = root or default_root()
-    return [_row(spec_of(name), root) for name in known()]
+    return [_listed(spec_of(name), root) for name in known()]
 
 
-def _row(spec: Spec, root: Path) -> Row:
+def _listed(spec: Spec, root: Path) -> Listed:
     n = None if spec.train is None or spec.test is None else spec.train + spec.test
     source = spec.source(root)
     stored = root / spec.name / cache.FILE
@@ -68,7 +68,7 @@ def _row(spec: Spec, root: Path) -> Row:
         where = str(stored) if stored.exists() else ""
     megabytes = None if n is None else round(n * (prod(spec.shape) + 1) / 1e6, 1)
     way = f"sr2 data fetch {spec.name}" if spec.urls or spec.npm else f"put {spec.hint} in {root / spec.name}"
-    return Row(spec.name, n, spec.outputs, spec.shape, megabytes, bool(where), where, way)
+    return Listed(spec.name, n, spec.outputs, spec.shape, megabytes, bool(where), where, way)
 
 
 def check(name: str, root: Path | None = None) -> str:
@@ -115,7 +115,7 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
     root = root or default_root()
     progress = progress or (lambda what, done, total: None)
     folder = root / name
-    if _row(spec, root).present:
+    if _listed(spec, root).present:
         progress("checking", 0, 0)
         try:
             return check(name, root)

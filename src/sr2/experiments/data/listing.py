@@ -6,14 +6,14 @@ from rich.console import Console
 
 from ..listing import headed_table
 from .base import default_root
-from .fetch import fetch, rows
+from .fetch import fetch, listed
 
 
 def print_list() -> None:
     """Every data set, and whether it is here."""
     where = f"data sets, in {default_root()} ($SR2_DATA)"
     table = headed_table(where, "name", "examples", "outputs", "size", "MB", "here")
-    for row in rows():
+    for row in listed():
         here = row.where or f"no: {row.way}"
         size = "x".join(map(str, row.shape))
         examples, megabytes = ("" if n is None else f"{n:,}" for n in (row.examples, row.megabytes))

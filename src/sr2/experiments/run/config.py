@@ -19,9 +19,9 @@ from .options import Value
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
-def setting(default: Any, words: str, group: str = "run") -> Any:
-    """A field with the words and the group that `--help` shows it in."""
-    return field(default=default, metadata={"help": words, "group": group})
+def setting(default: Any, words: str, section: str = "run") -> Any:
+    """A field with the words and the section that `--help` shows it in."""
+    return field(default=default, metadata={"help": words, "section": section})
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class RunConfig(Settings):
         "l1", "l1, l0, … (an unknown name lists them all), none, or your own as module:callable."
     )
     reg: tuple[str, ...] = setting(
-        (), "Further constants of the regularizer as key=value: p=0.5, density=0.1, groups=rows."
+        (), "Further constants of the regularizer as key=value: p=0.5, density=0.1, sections=rows."
     )
     seed: int = setting(0, "Decides the first weights, the order of the examples and their augmentation.")
     optimizer: str = setting(

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import UserError
-from .runner import Row
+from .runner import Metrics
 
 
 @contextlib.contextmanager
-def events(folder: Path | None) -> Iterator[Callable[[Row], None]]:
+def events(folder: Path | None) -> Iterator[Callable[[Metrics], None]]:
     """Where rows go for TensorBoard."""
     if folder is None:
         yield lambda row: None
@@ -21,7 +21,7 @@ def events(folder: Path | None) -> Iterator[Callable[[Row], None]]:
     except ImportError as error:
         raise UserError("--tensorboard needs TensorBoard: pip install 'sr2[tensorboard]'") from error
 
-    def log(row: Row) -> None:
+    def log(row: Metrics) -> None:
         for name, value in row.items():
             if value is not None and name != "epoch":
                 writer.add_scalar(name, value, row["epoch"])

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..tasks import Score
-from .runner import Row
+from .runner import Metrics
 from .train import Trainer
 
 
@@ -39,7 +39,7 @@ class Watch:
 
     def finished(self, path: Path) -> None:
         """A run that ended just now."""
-        row, score = self._trainer.rows[-1], self._trainer.problem.task.score
+        row, score = self._trainer.metrics[-1], self._trainer.problem.task.score
         row = {**row, score.name: row[f"test_{score.name}"]}
         self.say(f"{self._count()}{self._trainer.config.label}: {_result(row, score)}, in {path}")
 
@@ -66,7 +66,7 @@ class Watch:
         )
         with Progress(*columns, console=self.console, transient=True) as self._live:
             self._task = self._live.add_task("", total=examples, completed=done)
-            self._live.update(self._task, description=self._line(trainer.rows[-1] if trainer.rows else None))
+            self._live.update(self._task, description=self._line(trainer.metrics[-1] if trainer.metrics else None))
             yield
 
     def step(self, examples: int) -> None:
@@ -74,7 +74,7 @@ class Watch:
         if self._live is not None:
             self._live.advance(self._task, examples)
 
-    def epoch(self, row: Row) -> None:
+    def epoch(self, row: Metrics) -> None:
         """An epoch was measured."""
         if self._live is not None:
             self._live.update(self._task, description=self._line(row))
@@ -83,7 +83,7 @@ class Watch:
         left = (time.perf_counter() - self._since) / epochs * (self._trainer.config.epochs - row["epoch"])
         self.say(f"{self._line(row)}  {left:.0f} s left")
 
-    def _line(self, row: Row | None) -> str:
+    def _line(self, row: Metrics | None) -> str:
         epochs = self._trainer.config.epochs
         if row is None:
             return f"epoch 0/{epochs}"

@@ -14,7 +14,8 @@ from ..plans import Plan
 from .problem import Problem
 from .view import COUNTS, OptimizerView, modern
 
-Row = dict[str, Any]
+Metrics = dict[str, Any]
+"""What is measured of one epoch: a line of metrics.jsonl."""
 
 
 class StepRunner:
@@ -90,7 +91,7 @@ class StepRunner:
         tested = rho.isfinite()
         return torch.where(tested, rho, 0.0), tested.double()
 
-    def means(self) -> Row:
+    def means(self) -> Metrics:
         """The epoch's means: loss, score, rho, and how its steps ended (None for optimizers without a test)."""
         loss, rho, tested, *statistics = self.sums.tolist()
         counts = {name: count - self.counts_before[name] for name, count in self.view.counts().items()}

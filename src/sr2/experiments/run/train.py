@@ -22,7 +22,7 @@ from .evaluate import SMALL, evaluate, histogram, layers, percent_zero
 from .events import events
 from .problem import Problem
 from .prune import sweep
-from .runner import CapturedRunner, Row, StepRunner
+from .runner import CapturedRunner, Metrics, StepRunner
 from .stop import DivergedError, StoppedError, StopSignals
 from .store import RunStore, modern_row
 from .view import OptimizerView
@@ -57,7 +57,7 @@ class Trainer:
         """Steps that are done in the epoch in progress."""
         self.steps = 0
         """Steps that are done in all."""
-        self.rows: list[Row] = []
+        self.metrics: list[Metrics] = []
         self.certified = ""
         """The certificate of the end, in a line, if one was asked for."""
         self.seconds = 0.0
@@ -77,24 +77,24 @@ class Trainer:
         """The name of the task's score, as rows have it."""
         return self.problem.task.score.name
 
-    def run(self, on_step: Callable[[int], None] = lambda examples: None) -> Iterator[Row]:
-        """Train to the end; yields a row per epoch once it is saved."""
-        self.store.write_metrics(self.rows)
+    def run(self, on_step: Callable[[int], None] = lambda examples: None) -> Iterator[Metrics]:
+        """Train to the end; yields the metrics of each epoch once they are saved."""
+        self.store.write_metrics(self.metrics)
         while self.epoch < self.config.epochs and not self._converged():
             self._train_epoch(on_step)
-            self.rows.append(self._row())
+            self.metrics.append(self._measured())
             self.epoch, self.step = self.epoch + 1, 0
             self.runner.start_epoch()
             if self.epoch == self.config.epochs or self.stop.asked or self._may_save():
                 self.save()
-            self.store.write_metrics(self.rows)
-            yield self.rows[-1]
+            self.store.write_metrics(self.metrics)
+            yield self.metrics[-1]
             self._stop_if_asked()
         self._finish()
 
     def _converged(self) -> bool:
         """Whether the optimizer is as stationary as the user asked for; an epoch that was begun is first finished."""
-        return bool(self.rows) and not self.step and self.view.converged
+        return bool(self.metrics) and not self.step and self.view.converged
 
     @property
     def stopped_early(self) -> str:
@@ -137,7 +137,7 @@ class Trainer:
                 f"stopped after {where} of {self.config.epochs}, and saved: run the same command to go on"
             )
 
-    def _row(self) -> Row:
+    def _measured(self) -> Metrics:
         """The epoch that was just trained, measured."""
         means = self.runner.means()
         if means.pop("broken", 0):
@@ -183,7 +183,7 @@ class Trainer:
                 "epoch": self.epoch,
                 "step": self.step,
                 "steps": self.steps,
-                "rows": self.rows,
+                "rows": self.metrics,
                 "seconds": self.seconds,
                 "model": self.problem.model.state_dict(),
                 "optimizer": self.view.state_dict(),
@@ -196,7 +196,7 @@ class Trainer:
 
     def _load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.step, self.steps = state["epoch"], state["step"], state["steps"]
-        self.rows, self.seconds = [modern_row(row) for row in state["rows"]], state["seconds"]
+        self.metrics, self.seconds = [modern_row(row) for row in state["rows"]], state["seconds"]
         self.problem.load_weights(state["model"], self.store.path)
         self.view.load_state_dict(state["optimizer"])
         self.runner.load_state_dict(state["sums"])
@@ -209,7 +209,7 @@ class Trainer:
 
     def _finish(self) -> None:
         """Weights, the certificate, the pruning sweep, and, last, the result."""
-        model, last = self.problem.model, self.rows[-1]
+        model, last = self.problem.model, self.metrics[-1]
         stopped = "converged" if self._converged() else "epochs"
         if self.config.certificate:
             found = self._certificate()
@@ -224,7 +224,7 @@ class Trainer:
             {
                 "config": self.config.to_dict(),
                 self.score: last[f"test_{self.score}"],
-                f"best_{self.score}": max(row[f"test_{self.score}"] for row in self.rows),
+                f"best_{self.score}": max(row[f"test_{self.score}"] for row in self.metrics),
                 **{name: last[name] for name in ("zero_pct", "small_pct", "loss", "objective")},
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "epochs": self.epoch,
@@ -258,7 +258,7 @@ class Watch(Protocol):
     def step(self, examples: int) -> None:
         """A step was taken on that many examples."""
 
-    def epoch(self, row: Row) -> None:
+    def epoch(self, row: Metrics) -> None:
         """An epoch was measured."""
 
     def finished(self, path: Path) -> None:
