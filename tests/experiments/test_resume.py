@@ -18,7 +18,7 @@ import torch
 from sr2.experiments.run.build import checked
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.runner import CapturedRunner
-from sr2.experiments.run.stop import StopSignals
+from sr2.experiments.run.stop import StoppedError, StopSignals
 from sr2.experiments.run.store import RunStore, read_run
 from sr2.experiments.run.train import Trainer
 from tests.experiments.tools.runs import NET, finish, same_run
@@ -165,3 +165,31 @@ def test_a_run_whose_checkpoints_cost_too_much_writes_fewer_and_goes_on_to_the_s
     assert finish(config, seldom).steps == 12
     assert seldom.load_checkpoint()["epoch"] == 4  # type: ignore[index]
     same_run(often.path, seldom.path)
+
+
+def test_a_checkpoint_of_the_first_version_goes_on(tmp_path: Path) -> None:
+    """Which said "refused" and "images", and had the sums of an epoch in another order."""
+    config = checked(RunConfig.of(model="mlp", epochs=3, batch=400, sigma=0.5))
+    stores = [RunStore(tmp_path / name, config) for name in ("undisturbed", "old")]
+    finish(config, stores[0])
+    with stores[1].locked():
+        stop = StopSignals()
+        trainer = Trainer(config, stores[1], stop)
+        stores[1].start()
+
+        def stop_in_the_second_epoch(examples: int) -> None:
+            stop.asked = trainer.steps == 5
+
+        with pytest.raises(StoppedError):
+            list(trainer.run(stop_in_the_second_epoch))
+    state = stores[1].load_checkpoint()
+    assert state is not None
+    sums = state["sums"]
+    loss, rho, tested, right = sums["sums"]
+    counts = {"refused" if n == "rejected" else n: c for n, c in sums["counts_before"].items()}
+    old = {"sums": torch.stack([loss, right, rho, tested]), "images": sums["examples"], "counts_before": counts}
+    rows = [{"refused" if n == "rejected" else n: value for n, value in row.items()} for row in state["rows"]]
+    assert "refused" in rows[0]
+    stores[1].save_checkpoint({**state, "sums": old, "rows": rows})
+    finish(config, stores[1])
+    same_run(stores[0].path, stores[1].path)

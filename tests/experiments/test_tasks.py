@@ -14,7 +14,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.metrics import accuracy_score, r2_score
 
 from sr2.cli import main
-from sr2.experiments.data import Dataset, load
+from sr2.experiments.data import Dataset, fetch, load
 from sr2.experiments.errors import UserError
 from sr2.experiments.plans import epoch_plan
 from sr2.experiments.run.build import checked
@@ -87,6 +87,9 @@ def test_a_batch_is_the_rows_of_its_plan() -> None:
 def test_a_text_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"text is not in .*put a text of your own as input\.txt there"):
         load("text", tmp_path)
+    with pytest.raises(UserError, match=r"text is not in .*: put a text of your own as input\.txt there"):
+        fetch("text", tmp_path)
+    assert not list(tmp_path.iterdir())
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "input.txt").write_text("short")

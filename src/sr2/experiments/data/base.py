@@ -173,6 +173,11 @@ class Spec:
         return Dataset(self.name, x, y, x_test, y_test, self.outputs, self.task)
 
     @property
+    def fetchable(self) -> bool:
+        """Whether there is a place to fetch it from."""
+        return bool(self.urls or self.npm)
+
+    @property
     def count(self) -> str:
         """How many examples there are, in words."""
         if self.train is None or self.test is None:
@@ -239,7 +244,8 @@ def missing(spec: Spec, folder: Path) -> UserError:
     stale = folder / cache.FILE
     if stale.exists():
         return UserError(f"{stale} is damaged: run `sr2 data fetch {spec.name}` to replace it")
-    return UserError(f"{spec.name} is not in {folder}: run `sr2 data fetch {spec.name}`, or put {spec.hint} there")
+    fetch = f"run `sr2 data fetch {spec.name}`, or " if spec.fetchable else ""
+    return UserError(f"{spec.name} is not in {folder}: {fetch}put {spec.hint} there")
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -67,7 +67,7 @@ def _listed(spec: Spec, root: Path) -> Listed:
     else:
         where = str(stored) if stored.exists() else ""
     megabytes = None if n is None else round(n * (prod(spec.shape) + 1) / 1e6, 1)
-    way = f"sr2 data fetch {spec.name}" if spec.urls or spec.npm else f"put {spec.hint} in {root / spec.name}"
+    way = f"sr2 data fetch {spec.name}" if spec.fetchable else f"put {spec.hint} in {root / spec.name}"
     return Listed(spec.name, n, spec.outputs, spec.shape, megabytes, bool(where), where, way)
 
 
@@ -122,6 +122,8 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
         except UserError:
             if spec.embedded is not None or spec.source(root) is not None:
                 raise  # the user's own files are the user's to delete; ours are replaced below
+    if not spec.fetchable:
+        raise missing(spec, folder)
     with _workshop(folder) as temporary:
         _bring(spec, folder, temporary, progress)
         progress("checking", 0, 0)
