@@ -88,6 +88,13 @@ def test_optimizers_are_asked_in_one_place() -> None:
     assert found == {"sr2.experiments.run.view"}
 
 
+def test_no_test_file_imports_another() -> None:
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert not any(part.startswith("test_") for part in (node.module or "").split(".")), path.name
+
+
 MODULES = [m.name for m in pkgutil.walk_packages(sr2.experiments.__path__, "sr2.experiments.")]
 
 

@@ -59,10 +59,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
         check_option(config.optimizer, name)
     options = {name: as_annotated(value, takes.get(name)) for name, value in config.options.items()}
     with _as_user_errors():
-        if options.get("batch_growth") is not None:
-            options["batch_growth"] = optim.BatchGrowth(
-                options["batch_growth"], config.batch, largest=config.largest_batch
-            )
+        if (kappa := options.get("batch_growth")) is not None:
+            options["batch_growth"] = optim.BatchGrowth(kappa, config.batch, largest=config.largest_batch)
         if options.pop("cooldown", None) is not None and "cooldown" in takes:  # else the run lowers lr
             options["cooldown"] = cooldown_steps(config, steps)
         options |= {name: value for name, value in _given(config).items() if name in takes or name == "penalize"}
@@ -86,7 +84,7 @@ def check_option(optimizer: str, name: str) -> None:
 def _given(config: RunConfig) -> dict[str, Any]:
     """What follows from the settings; an optimizer is told what it has an argument for."""
     given: dict[str, Any] = {"penalize": config.penalize, "autocast": AUTOCAST.get(config.precision)}
-    if torch.device(config.device).type == "cuda" and "batch_growth" not in config.options:
+    if torch.device(config.device).type == "cuda" and config.option("batch_growth") is None:
         given["capturable"] = True  # whole steps are replayed as CUDA graphs
     return given
 
@@ -102,8 +100,8 @@ def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:
     >>> cooldown_steps(RunConfig.of(cooldown=0.2), 1000)
     (800, 1000)
     """
-    share = config.options.get("cooldown")
-    if share is None or share == "none":
+    share = config.option("cooldown")
+    if share is None:
         return None
     first = max(1, round((1 - float(share)) * steps))
     return first, max(first + 1, steps)
@@ -129,20 +127,17 @@ def checked(config: RunConfig) -> RunConfig:
             raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
     if config.seed >= 2**63:
         raise UserError(f"seed must be below 2^63, and is {config.seed}")
-    options = config.options
-    if "batch_growth" in options and config.largest_batch < config.batch:
+    if config.option("batch_growth") is not None and config.largest_batch < config.batch:
         raise UserError(f"largest_batch must be at least the batch, {config.batch}, and is {config.largest_batch}")
-    share = options.get("cooldown")
-    if share is not None and share != "none":
+    if (share := config.option("cooldown")) is not None:
         if not isinstance(share, float) or not 0 < share <= 1:
             raise UserError(f"cooldown must be a share of the run, as 0.2, and is {_plain(share)}")
         for name in ("batch_growth", "epsilon"):  # with either, nobody knows the last step
-            if name in options:
-                other = f"{name}={_plain(options[name])}"
-                raise UserError(f"leave out cooldown={share:g} or {other}: they exclude each other")
+            if (value := config.option(name)) is not None:
+                raise UserError(f"leave out cooldown={share:g} or {name}={_plain(value)}: they exclude each other")
     if config.certificate and config.optimizer != "sr2":
         raise UserError(f"a certificate is about steps of sr2, and the optimizer is {config.optimizer}")
-    if config.certificate and (options.get("momentum") or options.get("metric", "none") != "none"):
+    if config.certificate and (config.option("momentum") or config.option("metric")):
         raise UserError("a certificate is about plain gradients: leave out momentum and metric, or the certificate")
     # What it finds wrong with its options, it says itself.
     make_optimizer(dataclasses.replace(config, device="cpu"), nn.Linear(2, 2))

@@ -65,6 +65,11 @@ class Settings:
         numbers = {n: float(v) if type(v) is int else v for n, v in self.options.items() if v is not None}
         object.__setattr__(self, "options", numbers)
 
+    def option(self, name: str) -> Value | None:
+        """An option of the optimizer; None where it is not given, or given as "none"."""
+        value = self.options.get(name)
+        return None if value == "none" else value
+
     @classmethod
     def of(cls, **values: Any) -> Self:
         """Settings and options side by side: what is no field is an option.

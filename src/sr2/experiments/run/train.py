@@ -102,7 +102,7 @@ class Trainer:
         if self.epoch == self.config.epochs or not self._converged():
             return ""
         mean, error = self.view.stationarity
-        epsilon = float(self.config.options.get("epsilon", 0))
+        epsilon = float(self.config.option("epsilon") or 0)
         return (
             f"stopped after epoch {self.epoch} of {self.config.epochs}: the mean of |s|^2 is {mean:.3g} ± "
             f"{2 * error:.2g}, below epsilon^2 = {epsilon**2:.3g}"
@@ -249,7 +249,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Watch(Protocol):
+class Watcher(Protocol):
     """What shows a run to its user; `progress.Watch` does."""
 
     def run(self, trainer: Trainer) -> contextlib.AbstractContextManager[None]:
@@ -271,7 +271,7 @@ class Watch(Protocol):
         """A line above whatever is going on."""
 
 
-def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensorboard: bool = False) -> Path:
+def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tensorboard: bool = False) -> Path:
     """Train a run to its end, or find it finished; returns its folder.
 
     Args:
@@ -303,7 +303,7 @@ def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensor
     return store.path
 
 
-def _finished(store: RunStore, watch: Watch) -> bool:
+def _finished(store: RunStore, watch: Watcher) -> bool:
     if (result := store.result) is None:
         return False
     if store.knows_network:
