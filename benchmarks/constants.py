@@ -77,7 +77,7 @@ def train(width: int, regularizer: Regularizer, constants: dict[str, Any], seed:
     zeros, loss = 100 * sparsity(model).fraction, statistics.fmean(losses)
     return (
         f"accuracy {min(accuracy[-6:]):.1f} to {max(accuracy[-6:]):.1f}, at the end {accuracy[-1]:.1f} %, "
-        f"zeros {zeros:.1f} %, loss {loss:.3f}, sigma {optimizer.sigma:.3g}, gamma3 {optimizer.search.gamma3:.5g}"
+        f"zeros {zeros:.1f} %, loss {loss:.3f}, sigma {optimizer.sigma:.3g}, gamma3 {optimizer.rule.gamma3:.5g}"
     )
 
 

@@ -62,6 +62,10 @@ def mine(model, regularizer, *, penalize, lr=0.5, every: int = 2):
     made = ProxGEN(model, regularizer, lr=lr, penalize=penalize)
     print("told", lr, every)
     return made
+def careful():
+    from sr2.rules import Ratio
+    print("asked for a rule")
+    return Ratio(eta1=0.1, gamma1=3.0)
 """
 
 
@@ -76,7 +80,10 @@ def test_options_reach_any_optimizer(
     assert main([*quick, "--opt", "eta2=0.9", "gamma1=2"]) == 0
     assert main([*quick, "--eta2", "0.9", "--gamma1", "2.0"]) == 0
     assert "is finished already" in capsys.readouterr().out  # a flag is another way to write the same option
+    assert main([*quick, "--opt", "rule=own_optimizer_of_cli:careful"]) == 0
+    assert "asked for a rule" in capsys.readouterr().out
     for flags, words in {
+        ("--opt", "rule=own_optimizer_of_cli:nothing"): "option 'own_optimizer_of_cli:nothing' could not be imported",
         ("--eta2", "0.9", "--opt", "eta2=0.8"): "--opt 'eta2=0.8' is not an option: it is given by --eta2 too",
         ("--opt", "eta2"): "--opt 'eta2' is not an option: write each one once, as key=value",
         ("--opt", "lr=1"): "sr2 has no option lr: its options are sigma, eta1",

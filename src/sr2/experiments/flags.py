@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from tyro.conf import arg
 
+from .. import directions, rules, schedules
 from .run import registry
 from .run.config import Settings
 from .run.options import described, parameters, parse, parse_pairs
@@ -60,7 +61,7 @@ def training_flags(start: Settings, runs: Path) -> Flags:
             default = dataclasses.field(default=getattr(start, item.name))
             sections[item.metadata["section"]].append((item.name, Annotated[kinds[item.name], about], default))
     sections["optimizer"] += [_option_flag(name, start) for name in options()]
-    more = "Any option as key=value, also of your own optimizer: --opt eta2=0.9 compile=true."
+    more = "Any option as key=value, also of your own optimizer: --opt eta2=0.9 rule=mine:make."
     sections["optimizer"].append(_flag("opt", tuple[str, ...], (), more))
     sections["files"] += [
         _flag("runs", Path, runs, "The folder of runs."),
@@ -84,7 +85,7 @@ def _option_flag(name: str, start: Settings) -> Any:
     """--eta2: whose it is, what it does, and the default of each of them."""
     owners = [o for o in registry.OPTIMIZERS if registry.has_option(o, name)]
     takes = {o: parameters(registry.OPTIMIZERS[o]).get(name) for o in owners}
-    words = _OF_THE_RUN.get(name) or described(registry.OPTIMIZERS[owners[0]]).get(name, "")
+    words = _OF_THE_RUN.get(name) or _words(name, owners)
     defaults = {registry.printed(o): _shown(p.default if p else None) for o, p in takes.items()}
     if name in start.options:
         hint = str(start.options[name])
@@ -98,6 +99,15 @@ def _option_flag(name: str, start: Settings) -> Any:
     return _flag(name, str | None, None, text, metavar=metavar, help_behavior_hint=f"(default: {hint})")
 
 
+def _words(name: str, owners: Sequence[str]) -> str:
+    """What the constructors of its owners say of an option, else those of the parts that it is shorthand for."""
+    parts = [vars(module)[part] for module in (rules, directions, schedules) for part in module.__all__]
+    for constructor in (*(registry.OPTIMIZERS[owner] for owner in owners), *parts):
+        if words := described(constructor).get(name):
+            return words
+    return ""
+
+
 def _flag(name: str, kind: Any, default: Any, words: str, **more: Any) -> Any:
     return name, Annotated[kind, arg(prefix_name=False, help=words, **more)], dataclasses.field(default=default)
 
@@ -109,7 +119,7 @@ def _shown(value: object) -> str:
 def _metavar(annotation: str) -> str:
     """float | None -> FLOAT."""
     words = [word for word in re.findall(r"\w+", annotation) if word in ("float", "int", "str", "bool")]
-    return "|".join(dict.fromkeys(words)).upper() or "VALUE"
+    return "|".join(dict.fromkeys(words)).upper() or "MODULE:CALLABLE"
 
 
 def _flat(values: Any) -> Mapping[str, Any]:

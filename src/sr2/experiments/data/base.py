@@ -20,7 +20,9 @@ from torch import Tensor
 from ..errors import UserError
 from ..names import call, check_known, import_callable
 from ..tasks import Images, Task
-from . import cache
+from .cache import FILE as CACHE
+from .cache import read as read_cache
+from .cache import save as save_cache
 from .files import Arrays, Layout, Source, damaged, find
 
 _MODULES = {
@@ -227,21 +229,21 @@ def load(name: str, root: Path | None = None) -> Dataset:
     root = root or default_root()
     folder = root / name
     source = spec.source(root)
-    cached = cache.read(folder, name)
+    cached = read_cache(folder, name)
     if cached is not None and (source is None or cached.stamp == source.stamp()):
-        spec.check_shapes(cached.arrays, *[str(folder / cache.FILE)] * 2)
+        spec.check_shapes(cached.arrays, *[str(folder / CACHE)] * 2)
         return spec.dataset(cached.arrays)
     if source is None:
         raise missing(spec, folder)
     arrays = spec.read(source)
     with contextlib.suppress(OSError):  # a folder that cannot be written to only costs time
-        cache.save(folder, name, arrays, source.stamp())
+        save_cache(folder, name, arrays, source.stamp())
     return spec.dataset(arrays)
 
 
 def missing(spec: Spec, folder: Path) -> UserError:
     """The error for a data set that is not there, or whose cache is damaged and alone."""
-    stale = folder / cache.FILE
+    stale = folder / CACHE
     if stale.exists():
         return UserError(f"{stale} is damaged: run `sr2 data fetch {spec.name}` to replace it")
     fetch = f"run `sr2 data fetch {spec.name}`, or " if spec.fetchable else ""

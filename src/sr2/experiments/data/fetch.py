@@ -20,8 +20,10 @@ from math import prod
 from pathlib import Path
 
 from ..errors import UserError
-from . import cache
 from .base import Spec, default_root, known, missing, spec_of
+from .cache import FILE as CACHE
+from .cache import read as read_cache
+from .cache import save as save_cache
 from .files import find
 
 Progress = Callable[[str, int, int], None]
@@ -59,7 +61,7 @@ def listed(root: Path | None = None) -> list[Listed]:
 def _listed(spec: Spec, root: Path) -> Listed:
     n = None if spec.train is None or spec.test is None else spec.train + spec.test
     source = spec.source(root)
-    stored = root / spec.name / cache.FILE
+    stored = root / spec.name / CACHE
     if spec.embedded is not None:
         where = "embedded"
     elif source is not None:
@@ -83,12 +85,12 @@ def check(name: str, root: Path | None = None) -> str:
         spec.check_shapes(arrays, name, name)
         return f"{name}: embedded, {spec.count}, good"
     folder = root / name
-    source, stored = spec.source(root), folder / cache.FILE
+    source, stored = spec.source(root), folder / CACHE
     checked = []
     if source is not None:
         spec.read(source)
         checked.append(str(source.path))
-    cached = cache.read(folder, name)
+    cached = read_cache(folder, name)
     if cached is not None:
         spec.check_shapes(cached.arrays, *[str(stored)] * 2)
         spec.verify(cached.arrays, [str(stored)] * len(spec.layouts[0].files))
@@ -136,10 +138,10 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
             raise UserError(f"{name} came damaged and nothing was kept, fetch it again ({error})") from error
         progress("writing", 0, 0)
         try:
-            cache.save(folder, name, arrays, [])
+            save_cache(folder, name, arrays, [])
         except OSError as error:
-            raise UserError(f"{folder / cache.FILE} cannot be written ({error.strerror})") from error
-    return f"{name}: {folder / cache.FILE}, {spec.count}, good"
+            raise UserError(f"{folder / CACHE} cannot be written ({error.strerror})") from error
+    return f"{name}: {folder / CACHE}, {spec.count}, good"
 
 
 @contextlib.contextmanager

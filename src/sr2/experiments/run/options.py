@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import UserError
+from ..names import call, import_callable
 
 Value = float | int | bool | str
 """What an option can be on the command line and in a file; "none" is None."""
@@ -56,15 +57,25 @@ def parameters(constructor: Callable[..., Any]) -> Mapping[str, inspect.Paramete
 def as_annotated(value: Value, parameter: inspect.Parameter | None) -> Any:
     """The value as a constructor wants it: None for "none", and a whole number where it asks for an int.
 
+    Where it asks for an object, `module:callable` is imported and called to make one.
+
     >>> def f(n: int, x: float): ...
     >>> as_annotated(3.0, parameters(f)["n"]), as_annotated(3.0, parameters(f)["x"]), as_annotated("none", None)
     (3, 3.0, None)
     """
     if value == "none":
         return None
+    if isinstance(value, str) and ":" in value and not _is_text(parameter):
+        return call("option", value, import_callable("option", value))
     if parameter is not None and isinstance(value, float) and value.is_integer() and _is_int(parameter):
         return int(value)
     return value
+
+
+def _is_text(parameter: inspect.Parameter | None) -> bool:
+    """Whether a text may be meant as such: where nothing is said, or str is."""
+    kind = inspect.Parameter.empty if parameter is None else parameter.annotation
+    return kind is inspect.Parameter.empty or "str" in re.findall(r"\w+", str(kind))
 
 
 def _is_int(parameter: inspect.Parameter) -> bool:

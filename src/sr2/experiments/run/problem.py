@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ...optim.evaluation import untouched
+from ...optim.closure.twice import untouched
 from ..data import Batches, EvalBatches, eval_batches, load
 from ..errors import UserError
 from ..models import build

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...optim import SR2, Certificate, ProximalOptimizer, certificate
-from ...optim.search import cooling
+from ...optim.parts.schedules import Cooldown
 
 COUNTS = ("accepted", "rejected", "null", "broken")
 """How a step can end."""
@@ -88,7 +88,7 @@ class OptimizerView:
         """In a cooldown the learning rate falls as 1 / sigma does, which SR2 sees to itself."""
         if self._cooldown is None:
             return
-        share = float(cooling(torch.tensor(steps), self._cooldown))
+        share = float(Cooldown(*self._cooldown).left(torch.tensor(steps)))
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
             if isinstance(group["lr"], Tensor):  # which a CUDA graph reads
                 group["lr"].fill_(lr * share)
@@ -107,7 +107,7 @@ class OptimizerView:
     def rho(self) -> Tensor | None:
         """Of the last step, without waiting for the device."""
         figures = self._ask("figures")
-        return None if figures is None else figures[2]
+        return None if figures is None else figures.rho
 
     def counts(self) -> dict[str, int]:
         """How its steps ended so far, by the words of `COUNTS`."""

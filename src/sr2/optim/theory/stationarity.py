@@ -8,6 +8,7 @@ since each of them is one draw, so is the mean's own uncertainty known.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,17 @@ class Stationarity:
     draws: float
     """the number of equally weighted draws that the mean is worth."""
 
+    @staticmethod
+    def of(sums: Sequence[Tensor]) -> Stationarity:
+        """From the sums of the weights, of their squares, of |s|^2 and of |s|^4; waits for the device."""
+        weight, squares, first, second = torch.stack(list(sums)).tolist()
+        if weight == 0:
+            return Stationarity(math.nan, math.nan, 0.0)
+        mean, draws = first / weight, weight**2 / squares
+        # The variance of |s|^2 about its mean. Both sums are over about a hundred terms: float64 has digits to spare.
+        variance = max(0.0, second / weight - mean**2)
+        return Stationarity(mean, math.sqrt(variance / max(draws - 1, 1.0)), draws)
+
     @property
     def upper(self) -> float:
         """Two standard errors above the mean."""
@@ -38,26 +50,3 @@ class Stationarity:
     def below(self, epsilon: float) -> bool:
         """Whether E[|s|^2] <= epsilon^2, two standard errors and thirty draws to be sure."""
         return self.draws >= LEAST and self.upper <= epsilon**2
-
-
-def start(device: torch.device | str = "cpu") -> Tensor:
-    """The sums behind the estimate: of the weights, their squares, |s|^2 and |s|^4."""
-    return torch.zeros(4, dtype=torch.float64, device=device)
-
-
-def update(sums: Tensor, ss: Tensor, counts: Tensor) -> Tensor:
-    """The sums after one more step, where the 0-dim tensor `counts` is true; no host read."""
-    weight, squares, first, second = sums.unbind()
-    new = (FORGET * weight + 1, FORGET**2 * squares + 1, FORGET * first + ss, FORGET * second + ss * ss)
-    return torch.where(counts, torch.stack(new), sums)
-
-
-def read(sums: Tensor) -> Stationarity:
-    """The estimate; waits for the device."""
-    weight, squares, first, second = sums.tolist()
-    if weight == 0:
-        return Stationarity(math.nan, math.nan, 0.0)
-    mean, draws = first / weight, weight**2 / squares
-    # The variance of |s|^2 about its mean. Both sums are over about a hundred terms: float64 has digits to spare.
-    variance = max(0.0, second / weight - mean**2)
-    return Stationarity(mean, math.sqrt(variance / max(draws - 1, 1.0)), draws)

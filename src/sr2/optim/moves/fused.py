@@ -1,8 +1,8 @@
-"""The proximal step in one pass, for CUDA: x and v are read once, x + s and the kept x written once, 16 bytes an entry.
+"""The proximal step in one pass, for CUDA: x and v are read once, x + s and the kept x written once.
 
 For every R = a |x|_1 + b |x|_0 + c |x|^2 / 2 (`Regularizer.coefficients`), all groups in one launch: a table holds each
 tensor's addresses and coefficients, and each program takes one chunk of one tensor. The sums are taken in float64,
-chunk by chunk in a fixed order, so that the same input gives the same bits. `Trial` is its oracle and its fallback.
+chunk by chunk in a fixed order, so that the same input gives the same bits. `ByGroup` is its oracle and its fallback.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .evaluation import capturing
-from .proposal import NEEDS_A_STEP, Proposal
-from .proximal_step import Parts
+from ...numerics import capturing
+from ..parts.rules import Constants, Rounding
+from ..state import Outcome, SearchState
+from ..theory.stationarity import FORGET
+from .base import NEEDS_A_STEP, Model, Proposal
 
 _F64 = torch.float64
 CHUNK = 16384
@@ -30,51 +32,59 @@ WARPS = 4
 def kernels() -> Any:
     """The Triton kernels, compiled when first used; None where there is no Triton."""
     try:
-        from . import fused_kernels
+        from . import kernels as compiled
     except ImportError:
         return None
-    return fused_kernels
+    return compiled
 
 
-class FusedTrial:
-    """What `Trial` does, in one kernel. Made once and used for every step, so that its buffers and tables stay put."""
+class FusedMove:
+    """What `ByGroup` does, in one kernel. Made once and used for every step, so that its buffers and tables stay put.
 
-    def __init__(self) -> None:
+    Args:
+        capturable: settle on the device, without looking.
+    """
+
+    def __init__(self, *, capturable: bool) -> None:
         self.proposals: Sequence[Proposal] = ()
+        self._capturable = capturable
         self._layout: tuple[Any, ...] = ()
         self._next_ms: list[Tensor] = []
+        self._ratio: FusedRatio | None = None
 
     @staticmethod
     def fits(proposals: Sequence[Proposal]) -> bool:
-        """Whether the kernel knows these groups: float32 on one CUDA device, dense, known coefficients, no metric."""
+        """Whether the kernel knows these groups: float32 on one CUDA device, dense, known coefficients, no metric, and
+        no direction but an average."""
         if not proposals or not proposals[0].xs[0].is_cuda or kernels() is None:
             return False
         device = proposals[0].xs[0].device
         return all(
             p.diagonal is None
+            and (p.direction is None or p.direction.beta is not None)
             and p.regularizer.coefficients is not None
             and all(
-                x.dtype == v.dtype == torch.float32 and x.device == device and _dense(x) and _aligned(x) and _aligned(v)
-                for x, v in zip(p.xs, p.vs, strict=True)
+                x.dtype == g.dtype == torch.float32 and x.device == device and _dense(x) and _aligned(x)
+                for x, g in zip(p.xs, p.gs, strict=True)
             )
             for p in proposals
         )
 
-    def use(self, proposals: Sequence[Proposal]) -> FusedTrial:
+    def use(self, proposals: Sequence[Proposal]) -> None:
         """Take this step's groups; tables are made anew only where the tensors have changed."""
         self.proposals = proposals
-        self.momentum = proposals[0].momentum  # one for all
+        direction = proposals[0].direction  # one for all
+        self.momentum = 0.0 if direction is None else direction.beta or 0.0
         self._moved = False
         self._xs = [x for p in proposals for x in p.xs]
         # A gradient has its parameter's strides, as autograd promises; one that has not is laid out anew.
-        self._gs = [_laid_like(v, x) for p in proposals for x, v in zip(p.xs, p.vs, strict=True)]
+        self._gs = [_laid_like(g, x) for p in proposals for x, g in zip(p.xs, p.gs, strict=True)]
         self._states = [state for p in proposals for state in p.states]
         layout = (bool(self.momentum), *((x.data_ptr(), x.numel(), x.stride()) for x in self._xs))
         if layout != self._layout:
             self._lay_out(layout)
         if self.momentum:
             self._find_averages()
-        return self
 
     def _find_averages(self) -> None:
         """m_{t-1} from the states, zero at first, laid out as x; and the weights of m_t."""
@@ -93,9 +103,9 @@ class FusedTrial:
             self._old_weights = torch.tensor(weights, dtype=_F64, device="cpu").to(device, non_blocking=True)
         self._new_weights = self.momentum * self._old_weights + (1 - self.momentum)
 
-    def move(self, sigma: float | Tensor) -> Parts:
-        device = self._xs[0].device
-        step = 1.0 / sigma if isinstance(sigma, Tensor) else torch.full((), 1.0 / sigma, dtype=_F64, device=device)
+    def to_trial(self) -> Model:
+        device, step = self._xs[0].device, self.proposals[0].steps[0]  # one for all
+        step = step if isinstance(step, Tensor) else torch.full((), step, dtype=_F64, device=device)
         rows = (self._xs, self._gs, self._kept, *((self._ms, self._next_ms) if self.momentum else ()))
         pointers = [tuple(t.data_ptr() for t in ts) for ts in rows]
         self._pointers = self._table("pointers", pointers, torch.int64)
@@ -121,36 +131,52 @@ class FusedTrial:
         )
         self._moved = True
         self.sums = self._partial.sum(dim=1)
-        return Parts(*self.sums[:3].unbind())
+        return Model(*self.sums[:3].unbind())
+
+    def noise(self) -> Tensor | None:
+        return self.sums[4] if self.momentum else None
 
     @property
-    def kept(self) -> list[Tensor]:
-        """x as it was before `move`."""
-        return self._kept
+    def kept(self) -> list[list[Tensor]]:
+        kept = iter(self._kept)
+        return [[next(kept) for _ in p.xs] for p in self.proposals]
 
     def put_back(self) -> None:
         if self._moved:  # else what is kept is of another step, or nothing yet
             torch._foreach_copy_(self._xs, self._kept)
 
-    def put_back_unless(self, accepted: Tensor) -> None:
-        self._copy_if(accepted, wanted=0, target=0, source=2)
+    def judge(
+        self,
+        losses: Sequence[Tensor],
+        constants: Constants,
+        sigma_min: float,
+        rounding: Rounding,
+        state: SearchState,
+    ) -> Outcome:
+        """Algorithm 1's decision on this step in one kernel more, which writes the state too."""
+        wanted = (constants, sigma_min, rounding)
+        if self._ratio is None or self._ratio.made_for != wanted:
+            self._ratio = FusedRatio(*wanted, self.sums.device)
+        return self._ratio.judge(losses, self.sums, state)
 
-    def noise(self) -> Tensor:
-        return self.sums[4]
+    def settle(self, outcome: Outcome) -> None:
+        if not self._capturable:
+            if outcome.sound:
+                self.commit(None)
+            if not outcome.accepted:
+                self.put_back()
+            return
+        self._copy_if(outcome.accepted, wanted=0, target=0, source=2)
+        self.commit(outcome.sound)
 
-    def commit(self) -> None:
-        for p in self.proposals:
-            p.commit()
-        if self.momentum:  # the two buffers change places
+    def commit(self, sound: Tensor | None) -> None:
+        if not self.momentum:
+            return
+        if sound is None:  # the two buffers change places
             for state, new in zip(self._states, self._next_ms, strict=True):
                 state["momentum"] = new
                 state["momentum_weight"] = self.momentum * state["momentum_weight"] + (1 - self.momentum)
             self._next_ms = self._ms
-
-    def commit_on_device(self, sound: Tensor) -> None:
-        for p in self.proposals:
-            p.commit_on_device(sound)
-        if not self.momentum:
             return
         self._copy_if(sound, wanted=1, target=3, source=4)
         weights = torch.where(sound, self._new_weights, self._old_weights).unbind()
@@ -175,9 +201,6 @@ class FusedTrial:
             CHUNK=CHUNK,
             BLOCK=BLOCK,
         )
-
-    def starts_outside(self) -> bool:
-        return False  # such an R is finite everywhere
 
     def _lay_out(self, layout: tuple[Any, ...]) -> None:
         if capturing():
@@ -211,38 +234,41 @@ class FusedTrial:
         return self._tables[name][1]
 
 
-class FusedDecision:
-    """Accept? Next sigma? in one kernel, for a capturable SR2 whose trial is fused; `Search.decide` is its oracle.
+class FusedRatio:
+    """Algorithm 1's decision in one kernel, for a fused move whose rule declares its constants.
+
+    It judges and writes the state in one launch instead of a hundred; `Ratio.judge` and `SearchState.record` are its
+    oracles.
 
     Args:
-        constants: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, `rounding`'s 10 eps and coarse, the
-            forgetting factor.
+        constants: the rule's.
+        sigma_min: the least sigma.
+        rounding: how well f is known.
     """
 
-    def __init__(self, constants: Sequence[float], device: torch.device) -> None:
-        self.key = tuple(constants)
-        self._constants = torch.tensor(constants, dtype=torch.float64, device=device)
-        self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(2)]
+    def __init__(self, constants: Constants, sigma_min: float, rounding: Rounding, device: torch.device) -> None:
+        self.made_for = (constants, sigma_min, rounding)
+        numbers = (*constants, sigma_min, 10 * rounding.eps, rounding.coarse, FORGET)
+        self._constants = torch.tensor(numbers, dtype=_F64, device=device)
+        self._accepted, self._null, self._sound = (torch.zeros((), dtype=torch.bool, device=device) for _ in range(3))
 
-    def __call__(
-        self, losses: Sequence[Tensor], sums: Tensor, search: dict[str, Any], last: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Writes sigma, counters, sums and figures in place; returns accepted, sound."""
-        counts = [search[name] for name in ("accepted", "refused", "null", "broken")]
+    def judge(self, losses: Sequence[Tensor], sums: Tensor, state: SearchState) -> Outcome:
+        """From the loss, f(x) and f(x + s), and the sums of the move."""
         kernels().decide[(1,)](
             *(loss.to(sums.device) for loss in losses),  # a closure may return a number of the host
             sums,
             self._constants,
-            search["sigma"],
-            *counts,
-            search["steps_squared"],
-            last,
-            *self._flags,
+            state.sigma,
+            *state.counts,
+            *state.moments,
+            *state.figures,
+            self._accepted,
+            self._null,
+            self._sound,
             enable_fp_fusion=False,
             num_warps=1,
         )
-        accepted, sound = self._flags
-        return accepted, sound
+        return Outcome(self._accepted, self._null, self._sound, state.figures.rho, state.sigma, None, {})
 
 
 def _dense(x: Tensor) -> bool:

@@ -124,16 +124,28 @@ def decide(
     sums,  # float64: v's, R(x) - R(x + s), |s|^2, how many v are not finite
     constants,  # float64: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, 10 eps, coarse, the forgetting factor
     sigma_pointer,
-    accepted_count,
-    refused_count,
+    accepted_count,  # `Counts`, int64
+    rejected_count,
     null_count,
     broken_count,
-    squares,  # float64: the four sums of `stationarity`
-    last,  # float64: the nine figures of `StepInfo.of`
-    accepted_out,
+    weight_sum,  # `Moments`, float64
+    weight_squared_sum,
+    square_sum,
+    fourth_sum,
+    loss_figure,  # `Figures`, float64
+    trial_loss_figure,
+    rho_figure,
+    sigma_figure,
+    predicted_figure,
+    actual_figure,
+    step_norm_figure,
+    accepted_figure,
+    null_figure,
+    accepted_out,  # of the `Outcome`
+    null_out,
     sound_out,
 ):
-    """`Search.decide`, `stationarity.update` and the counters, for one step: a hundred tiny launches in one."""
+    """`Ratio.judge`, `Outcome.of` and `SearchState.record`, for one step: a hundred tiny launches in one."""
     loss = tl.load(loss_pointer).to(tl.float64)
     f = tl.load(f_pointer).to(tl.float64)
     f_trial = tl.load(trial_pointer).to(tl.float64)
@@ -141,6 +153,13 @@ def decide(
     dR = tl.load(sums + 1)
     ss = tl.load(sums + 2)
     sigma = tl.load(sigma_pointer)
+    eta1 = tl.load(constants)
+    eta2 = tl.load(constants + 1)
+    gamma1 = tl.load(constants + 2)
+    gamma2 = tl.load(constants + 3)
+    gamma3 = tl.load(constants + 4)
+    sigma_min = tl.load(constants + 5)
+    forget = tl.load(constants + 8)
 
     # y - y is 0 if and only if y is finite
     sound = (loss - loss == 0.0) & (f - f == 0.0) & (tl.load(sums + 3) == 0.0)
@@ -156,34 +175,34 @@ def decide(
     denominator = predicted + slack
     null = (ss == 0.0) & sound
     usable = finite & (ss != 0.0) & (denominator > 0.0)
-    accepted = usable & (numerator >= tl.load(constants) * denominator) & sound
-    very = accepted & (numerator >= tl.load(constants + 1) * denominator)
-    refused = sound & (accepted == 0) & (null == 0)
-    lower = tl.load(constants + 4) * sigma
-    lower = tl.where(lower > tl.load(constants + 5), lower, tl.load(constants + 5))
-    higher = tl.where(finite, tl.load(constants + 2), tl.load(constants + 3)) * sigma
-    new = tl.where(very, lower, tl.where(refused, higher, sigma))
+    accepted = usable & (numerator >= eta1 * denominator) & sound
+    very = accepted & (numerator >= eta2 * denominator)
+    rejected = sound & (accepted == 0) & (null == 0)
+    lower = gamma3 * sigma
+    lower = tl.where(lower > sigma_min, lower, sigma_min)
+    higher = tl.where(finite, gamma1, gamma2) * sigma
+    new = tl.where(very, lower, tl.where(rejected, higher, sigma))
     tl.store(sigma_pointer, new)
 
     tl.store(accepted_count, tl.load(accepted_count) + accepted.to(tl.int64))
-    tl.store(refused_count, tl.load(refused_count) + refused.to(tl.int64))
+    tl.store(rejected_count, tl.load(rejected_count) + rejected.to(tl.int64))
     tl.store(null_count, tl.load(null_count) + null.to(tl.int64))
     tl.store(broken_count, tl.load(broken_count) + (sound == 0).to(tl.int64))
     if accepted | null:
-        forget = tl.load(constants + 8)
-        tl.store(squares, forget * tl.load(squares) + 1.0)
-        tl.store(squares + 1, forget * forget * tl.load(squares + 1) + 1.0)
-        tl.store(squares + 2, forget * tl.load(squares + 2) + ss)
-        tl.store(squares + 3, forget * tl.load(squares + 3) + ss * ss)
+        tl.store(weight_sum, forget * tl.load(weight_sum) + 1.0)
+        tl.store(weight_squared_sum, forget * forget * tl.load(weight_squared_sum) + 1.0)
+        tl.store(square_sum, forget * tl.load(square_sum) + ss)
+        tl.store(fourth_sum, forget * tl.load(fourth_sum) + ss * ss)
 
-    tl.store(last, loss)
-    tl.store(last + 1, f_trial)
-    tl.store(last + 2, tl.where(usable, numerator / denominator, float("nan")))
-    tl.store(last + 3, new)
-    tl.store(last + 4, predicted)
-    tl.store(last + 5, actual)
-    tl.store(last + 6, tl.sqrt(ss))
-    tl.store(last + 7, accepted.to(tl.float64))
-    tl.store(last + 8, null.to(tl.float64))
+    tl.store(loss_figure, loss)
+    tl.store(trial_loss_figure, f_trial)
+    tl.store(rho_figure, tl.where(usable, numerator / denominator, float("nan")))
+    tl.store(sigma_figure, new)
+    tl.store(predicted_figure, predicted)
+    tl.store(actual_figure, actual)
+    tl.store(step_norm_figure, tl.sqrt(ss))
+    tl.store(accepted_figure, accepted.to(tl.float64))
+    tl.store(null_figure, null.to(tl.float64))
     tl.store(accepted_out, accepted.to(tl.int8))
+    tl.store(null_out, null.to(tl.int8))
     tl.store(sound_out, sound.to(tl.int8))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers.base import check_number
+from ...regularizers.base import check_number
 
 State = dict[str, Any]
 
@@ -97,7 +97,7 @@ class Andrei(Metric):
 
     B_{t+1} = B_t + (s'y + s's - s'B_t s) / sum(s_i^4) * s^2 - 1,    s = x_{t+1} - x_t,  y = g_{t+1} - g_t,
 
-    so that s'B_{t+1}s = s'y (the weak secant equation). While s = 0 (a refused step) B stays. The floor keeps D
+    so that s'B_{t+1}s = s'y (the weak secant equation). While s = 0 (after a rejected step) B stays. The floor keeps D
     positive where B is not.
     """
 

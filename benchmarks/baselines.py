@@ -1,8 +1,8 @@
 """SR2 against ProxGEN and ProxSGD where batches are noisy, each with and without a cooldown over the last fifth.
 
-    python benchmarks/rivals.py 1e-3     # lambda of l1; CIFAR-10's images at 8 x 8, 0.12 million parameters, 50 epochs
+    python benchmarks/baselines.py 1e-3   # lambda of l1; CIFAR-10's images at 8 x 8, 0.12 million parameters, 50 epochs
 
-`docs/reproduction.md` shows what this prints. The rivals' cooldown is torch's LambdaLR, along the line of SR2's.
+`docs/reproduction.md` shows what this prints. The baselines' cooldown is torch's LambdaLR, along the line of SR2's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sr2 import L1, SR2, ProxGEN, ProxSGD, sparsity
 from sr2.optim import ProximalOptimizer
-from sr2.optim.search import cooling
+from sr2.schedules import Cooldown
 
 EPOCHS, BATCH = 50, 128
 RIVALS: dict[str, Callable[[nn.Module, L1, tuple[int, int] | None], ProximalOptimizer]] = {
@@ -42,7 +42,7 @@ def train(make: Callable[..., ProximalOptimizer], lam: float, cools: bool, data:
     optimizer = make(model, L1(lam), cooldown if cools else None)
     schedule = None
     if cools and not isinstance(optimizer, SR2):
-        schedule = LambdaLR(optimizer, lambda t: float(cooling(torch.tensor(t), cooldown)))
+        schedule = LambdaLR(optimizer, lambda t: float(Cooldown(*cooldown).left(torch.tensor(t))))
     losses: list[float] = []
     for _ in range(EPOCHS):
         losses = []

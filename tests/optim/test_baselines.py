@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sr2 import L0, L1, MCP, NM, SR2, L0Ball, Lp, Nuclear, ProxGEN, ProxSGD, Rank
-from sr2.optim.metrics import AdaGrad, Adam, Andrei, RMSprop
+from sr2.optim.parts.metrics import AdaGrad, Adam, Andrei, RMSprop
 
 from .oracles import andrei_twin, proxsgd_twin, soft
 
@@ -80,7 +80,7 @@ def test_proxgen_with_adam_is_adamw_to_1e_6():
 
 
 @pytest.mark.parametrize(
-    ("metric", "rival"),
+    ("metric", "baseline"),
     [
         ("rmsprop", lambda ps: torch.optim.RMSprop(ps, lr=3e-3, alpha=0.99, eps=1e-8)),
         (RMSprop(beta=0.9, eps=1e-4), lambda ps: torch.optim.RMSprop(ps, lr=3e-3, alpha=0.9, eps=1e-4)),
@@ -91,10 +91,10 @@ def test_proxgen_with_adam_is_adamw_to_1e_6():
     ],
     ids=lambda m: repr(m) if not callable(m) else "",
 )
-def test_metrics_are_torchs(metric, rival):
+def test_metrics_are_torchs(metric, baseline):
     mine, his = network(torch.float64), network(torch.float64)
     x = train(mine, ProxGEN(mine, lr=3e-3, metric=metric), 60, dtype=torch.float64)
-    y = train(his, rival(his.parameters()), 60, dtype=torch.float64)
+    y = train(his, baseline(his.parameters()), 60, dtype=torch.float64)
     free = torch.ones_like(x, dtype=torch.bool)
     free[60:70] = False
     torch.testing.assert_close(x[free], y[free], rtol=0, atol=1e-9)

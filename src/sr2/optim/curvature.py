@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..regularizers.base import Regularizer, in_parts
-from .evaluation import NO_SPARSE, Closure, loss_and_gradients, mean_loss, untouched
+from ..numerics import in_parts
+from ..regularizers.base import Regularizer
+from ..telling import tell
+from .closure.losses import NO_SPARSE, Closure, loss_and_gradients, mean_loss
+from .closure.twice import untouched
 
 ITERATIONS = 32
 TOLERANCE = 0.02
@@ -53,7 +55,7 @@ def estimate_sigma0(closure: Closure, module: nn.Module | None, parameters: Sequ
                 raise ValueError(NO_SPARSE) from error
             if not _is_about_double_backward(error):
                 raise
-            warnings.warn(f"sigma_0 by finite differences: no second derivative ({_first_line(error)})", stacklevel=6)
+            tell(f"sigma_0 by finite differences: no second derivative ({_first_line(error)})")
             estimate = _along_gradient(closure, parameters)
     return min(estimate, LARGEST) if math.isfinite(estimate) and estimate > 0 else 1.0
 
@@ -167,10 +169,7 @@ def _once_only(gradient: Sequence[Tensor]) -> bool:
         node = nodes.pop()
         if node is None or node in seen:
             continue
-        if type(node).__name__ in (
-            "Error",
-            "CheckpointFunctionBackward",
-        ):  # torch::autograd::Error, reentrant checkpoints
+        if type(node).__name__ in ("Error", "CheckpointFunctionBackward"):  # torch's own, and reentrant checkpoints
             return True
         seen.add(node)
         nodes.extend(after for after, _ in node.next_functions)

@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..regularizers.base import check_integer, check_number
+from ...regularizers.base import check_integer, check_number
+from ..parts.rules import Evidence
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,22 @@ class BatchGrowth:
     def next(self, batch: int) -> int:
         """The size after a failure at size `batch`."""
         return min(self.largest, math.ceil(self.factor * batch))
+
+    def larger(self, evidence: Evidence, batch: int, noise: float) -> int | None:
+        """The next size where a step with this one fails the test, None where it passes.
+
+        What is not finite, and the largest batch, are not tested.
+
+        Args:
+            evidence: what was seen of the step.
+            batch: the size it was made with.
+            noise: sqrt(E|g - grad f|^2), NaN where it is not known.
+        """
+        if batch >= self.largest or not evidence.all_finite:
+            return None
+        error = float((evidence.f_trial - evidence.f - evidence.vs).abs())
+        noise = 0.0 if math.isnan(noise) else noise
+        return None if self.passes(error, noise, float(evidence.ss), float(evidence.slack)) else self.next(batch)
 
     def passes(self, model_error: float, noise: float, ss: float, slack: float) -> bool:
         """Assumption 3 for one step: model_error = |f(x + s) - f(x) - g's|, ss = |s|^2."""

@@ -17,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .evaluation import TwoEvaluations, untouched
-from .proximal_step import proximal_point
-from .sigma0 import estimate_sigma0
-from .sr2 import SR2
+from ...regularizers.base import ZERO
+from ..closure.twice import TwoEvaluations, untouched
+from ..curvature import estimate_sigma0
+from ..moves.base import proximal_point
+from ..parts.rules import Evidence
+from ..sr2 import SR2
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def certificate(
     if not isinstance(optimizer, SR2):
         raise TypeError(f"certificate needs the SR2 that trains the model, and got a {type(optimizer).__name__}")
     parameters = optimizer._parameters()
-    if optimizer.momentum or optimizer.metric is not None:
+    if optimizer.direction is not None or optimizer.metric is not None:
         raise ValueError("the theorem is about plain gradients: certificate needs momentum=0 and metric=None")
 
     def closure_of(inputs: Tensor, targets: Tensor) -> Callable[[], Tensor]:
@@ -128,10 +130,10 @@ def certificate(
         sigma = optimizer.sigma
         lipschitz = estimate_sigma0(closure_of(*batches[0]), model, parameters)
         if math.isnan(sigma):
-            sigma = max(lipschitz, optimizer.search.sigma_min)
+            sigma = max(lipschitz, optimizer.sigma_min)
         full = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
         for batch in batches:
-            TwoEvaluations(model, parameters).first(closure_of(*batch))
+            TwoEvaluations(closure_of(*batch), model, parameters).at_x()
             for total, p in zip(full, parameters, strict=True):
                 if p.grad is not None:
                     total.add_(p.grad.double(), alpha=1.0 / len(batches))
@@ -165,20 +167,20 @@ def _one_batch(
     sigma: float,
 ) -> tuple[bool, float, float]:
     """Whether the batch's step would be accepted, its |s|^2, and |g - grad f|^2; x is put back."""
-    evaluations = TwoEvaluations(model, parameters)
-    f = evaluations.first(closure)
+    evaluations = TwoEvaluations(closure, model, parameters)
+    f = evaluations.at_x()
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     noise = sum(float((g.double() - m).square().sum()) for g, m in zip(gradients, full, strict=True))
-    trial = optimizer._trial(optimizer._proposals())
+    move = optimizer._moves(optimizer._proposals(sigma))
     try:
-        parts = trial.move(sigma)
-        scalars = optimizer._scalars((f, f, evaluations.again(closure)), parts)
+        model_of_step = move.to_trial()
+        losses, rounding = (f, f, evaluations.at_trial()), optimizer._rounding(f)
+        where = (optimizer._process_group, optimizer._search.sigma.device)
+        evidence = Evidence.gather(losses, model_of_step, rounding, *where)
     finally:
-        trial.put_back()
-    if not optimizer.capturable:  # sigma is where decisions are made
-        scalars = scalars.cpu()
-    decision, _ = optimizer._decide(scalars, optimizer._resolution(f))
-    return bool(decision.accepted | decision.null), float(scalars[5]), noise
+        move.put_back()
+    accepted = optimizer.rule.judge(evidence, optimizer._search).accepted | (evidence.ss == 0)
+    return bool(accepted), float(evidence.ss), noise
 
 
 def _residual(optimizer: SR2, parameters: Sequence[Tensor], full: Sequence[Tensor], sigma: float) -> float:
@@ -190,7 +192,7 @@ def _residual(optimizer: SR2, parameters: Sequence[Tensor], full: Sequence[Tenso
             continue
         wide = [x.double() for x in xs]
         gs = [gradient[id(x)] for x in xs]
-        regularizer = optimizer._regularizer(group)
+        regularizer = group["regularizer"] or ZERO
         zs = proximal_point(wide, gs, [1.0 / sigma] * len(xs), regularizer)
         total += sum(float((x - z).square().sum()) for x, z in zip(wide, zs, strict=True))
     return sigma * math.sqrt(total)
