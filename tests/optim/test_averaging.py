@@ -34,7 +34,9 @@ def inside(model, optimizer):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"capturable": True}, {"foreach": False, "momentum": 0.9, "metric": "adam"}], ids=str
+    "options",
+    [{}, {"capturable": True}, {"foreach": False, "momentum": 0.9, "metric": "adam", "sigma": 500.0}],
+    ids=str,
 )
 @pytest.mark.parametrize("k", [0.0, 8.0])
 def test_it_is_the_weighted_mean_of_the_iterates(k, options):

@@ -1,4 +1,4 @@
-"""The settings of the paper's cells, one function per optimizer; `dataclasses.replace` overrides any of them.
+"""The settings of the paper's cells, one function per optimizer; `RunConfig.having` overrides any of them.
 
 Common to all (section 5): 300 epochs of batches of 128; momentum, diagonal metrics and scheduled drops of the learning
 rate turned off. What is penalized is what each method's authors penalize: SR2 counts R on the weights of convolutions
@@ -9,10 +9,9 @@ where these settings depart from the paper's text, and why.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from .config import RunConfig
-from .paper import EPOCHS, Cell, cell, cells
+from ..run.config import RunConfig
+from .cells import EPOCHS, Cell, cell, cells
 
 __all__ = ["Cell", "cells", "papers_settings", "recipe"]
 
@@ -34,16 +33,16 @@ sigma must fall slowly for R to take weights no faster than f can make up for th
 def recipe(name: str) -> RunConfig:
     """The complete configuration of a cell.
 
-    >>> recipe("cifar10-resnet34-sr2-l1-1e-4").sigma
+    >>> recipe("cifar10-resnet34-sr2-l1-1e-4").options["sigma"]
     41.0
     """
-    return RunConfig.from_dict(papers_settings(name).to_dict() | OWN_CONSTANTS.get(name, {}))
+    return papers_settings(name).having(**OWN_CONSTANTS.get(name, {}))
 
 
 def papers_settings(name: str) -> RunConfig:
     """The same without `OWN_CONSTANTS`: what a run is said to depart from.
 
-    >>> papers_settings("cifar10-densenet121-sr2-l0-1e-2").gamma3
+    >>> papers_settings("cifar10-densenet121-sr2-l0-1e-2").options["gamma3"]
     0.8
     """
     found = cell(name)
@@ -56,7 +55,7 @@ def papers_settings(name: str) -> RunConfig:
         penalize="weights",
         epochs=EPOCHS,
         batch=128,
-        metric="none",
+        options={"metric": "none"},
     )
     return RECIPES[found.optimizer](common)
 
@@ -66,17 +65,17 @@ def sr2(common: RunConfig) -> RunConfig:
 
     gamma2 = 2.95 of that table is left out: Algorithm 1 asks for gamma1 <= gamma2, and only 5.56 is ever used.
     """
-    return replace(common, sigma=SIGMA0, eta1=7.5e-4, eta2=0.99, gamma1=5.56, gamma3=0.8, momentum=0.0)
+    return common.having(sigma=SIGMA0, eta1=7.5e-4, eta2=0.99, gamma1=5.56, gamma3=0.8, momentum=0.0)
 
 
 def proxgen(common: RunConfig) -> RunConfig:
     """The proximal SGD variant of ProxGEN, with the learning rate of its authors' code."""
-    return replace(common, lr=1e-3, momentum=0.0, weight_decay=0.0)
+    return common.having(lr=1e-3, momentum=0.0, weight_decay=0.0)
 
 
 def proxsgd(common: RunConfig) -> RunConfig:
     """ProxSGD with eps_t = 0.06 / (t + 4)^0.5, v = g and tau = 1."""
-    return replace(common, penalize="all", lr=0.06, lr_decay=0.5, rho="none")
+    return common.having(penalize="all", lr=0.06, lr_decay=0.5, rho="none")
 
 
 RECIPES: dict[str, Callable[[RunConfig], RunConfig]] = {"sr2": sr2, "proxgen": proxgen, "proxsgd": proxsgd}

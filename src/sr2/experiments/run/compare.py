@@ -8,24 +8,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .config import OPTIONS, RunConfig, Settings, checked, has_lambda, has_option, make_regularizer
-from .errors import UserError
+from ..errors import UserError
+from . import registry
+from .build import checked, make_regularizer
+from .config import RunConfig, Settings, setting
+from .options import parse
 from .progress import Watch
-from .train import DivergedError, StoppedError, StopSignals, train
+from .stop import DivergedError, StoppedError, StopSignals
+from .train import train
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid(Settings):
     """What to compare; every other setting is shared, and an option goes to the optimizers that have it."""
 
-    optimizers: tuple[str, ...] = ("sr2", "proxgen", "proxsgd")
-    """Each may bring options of its own: sr2 proxgen,lr=0.1,momentum=0.9."""
-    regularizers: tuple[str, ...] = ("l1", "l0")
-    """Each may bring constants: l1 lp,p=0.5 none."""
-    lams: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
-    """lambdas, for the regularizers that have one."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds."""
+    optimizers: tuple[str, ...] = setting(
+        ("sr2", "proxgen", "proxsgd"), "Each may bring options of its own: sr2 proxgen,lr=0.1,momentum=0.9.", ""
+    )
+    regularizers: tuple[str, ...] = setting(("l1", "l0"), "Each may bring constants: l1 lp,p=0.5 none.", "")
+    lams: tuple[float, ...] = setting((1e-4, 1e-3, 1e-2), "lambdas, for the regularizers that have one.", "")
+    seeds: tuple[int, ...] = setting((0,), "Seeds.")
 
 
 def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
@@ -37,7 +39,7 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
     """
     optimizers = [_optimizer(grid, text) for text in grid.optimizers]
     regularizers = [_regularizer(text) for text in grid.regularizers]
-    _refuse_mistakes(grid, optimizers, regularizers)
+    _check_each(grid, optimizers, regularizers)
     runs: dict[str, RunConfig] = {}
     left_out: dict[str, str] = {}
     for optimizer, regularizer in itertools.product(optimizers, regularizers):
@@ -58,17 +60,14 @@ def _optimizer(grid: Grid, text: str) -> dict[str, Any]:
     """The settings of "proxgen,lr=0.1": its own options over those of the grid that it has."""
     name, *pairs = text.split(",")
     settings = {f.name: getattr(grid, f.name) for f in dataclasses.fields(Settings)}
-    settings |= {"optimizer": name, **{option: None for option in OPTIONS if not has_option(name, option)}}
+    options = {option: value for option, value in grid.options.items() if registry.has_option(name, option)}
     for pair in pairs:
         option, equals, value = pair.partition("=")
-        if option not in OPTIONS or not equals or not has_option(name, option):
-            theirs = ", ".join(n for n in OPTIONS if has_option(name, n))
+        if not equals or not registry.has_option(name, option):
+            theirs = ", ".join(registry.option_names(name))
             raise UserError(f"{pair!r} is not an option of {name}: write {name},key=value with key one of {theirs}")
-        try:
-            settings[option] = value if option == "metric" or value in ("none", "auto") else float(value)
-        except ValueError as error:
-            raise UserError(f"{option} of {name} must be a number, and is {value!r}") from error
-    return settings
+        options[option] = parse(value)
+    return {**settings, "optimizer": name, "options": options}
 
 
 def _regularizer(text: str) -> dict[str, Any]:
@@ -78,13 +77,13 @@ def _regularizer(text: str) -> dict[str, Any]:
 
 
 def _lams(grid: Grid, regularizer: dict[str, Any]) -> Sequence[float]:
-    return grid.lams if has_lambda(regularizer["regularizer"]) else (RunConfig.lam,)
+    return grid.lams if registry.has_lambda(regularizer["regularizer"]) else (RunConfig.lam,)
 
 
-def _refuse_mistakes(grid: Grid, optimizers: Sequence[dict[str, Any]], regularizers: Sequence[dict[str, Any]]) -> None:
+def _check_each(grid: Grid, optimizers: Sequence[dict[str, Any]], regularizers: Sequence[dict[str, Any]]) -> None:
     """What is wrong by itself, not only in a pair, is an error of the whole grid."""
-    for option in OPTIONS:
-        if getattr(grid, option) is not None and not any(has_option(o["optimizer"], option) for o in optimizers):
+    for option in grid.options:
+        if not any(registry.has_option(o["optimizer"], option) for o in optimizers):
             raise UserError(f"no optimizer of the grid has the option {option}: leave it out")
     for optimizer in optimizers:
         checked(RunConfig(**optimizer, regularizer="none"))

@@ -1,4 +1,4 @@
-"""What a user sees of a run: one live line in a terminal, one plain line an epoch elsewhere."""
+"""What a user sees of a run: one live line in a terminal, one plain line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .runner import Row
+from ..tasks import Score
+from .runner import Metrics
 from .train import Trainer
 
 
@@ -30,14 +31,17 @@ class Watch:
         """A line above whatever is going on."""
         self.console.print(sentence, markup=False)
 
-    def skipped(self, path: Path, result: dict[str, Any]) -> None:
+    def skipped(self, path: Path, result: dict[str, Any], score: Score) -> None:
         """A run that was finished before."""
         self._number += 1
-        self.say(f"{self._count()}{path.name} is finished already ({_result(result)}): delete {path} to train it again")
+        said = f"{path.name} is finished already ({_result(result, score)})"
+        self.say(f"{self._count()}{said}: delete {path} to train it again")
 
     def finished(self, path: Path) -> None:
         """A run that ended just now."""
-        self.say(f"{self._count()}{self._trainer.config.label}: {_result(self._trainer.rows[-1])}, in {path}")
+        row, score = self._trainer.metrics[-1], self._trainer.problem.task.score
+        row = {**row, score.name: row[f"test_{score.name}"]}
+        self.say(f"{self._count()}{self._trainer.config.label}: {_result(row, score)}, in {path}")
 
     @contextlib.contextmanager
     def run(self, trainer: Trainer) -> Iterator[None]:
@@ -46,8 +50,8 @@ class Watch:
         self._trainer, self._since, self._from = trainer, time.perf_counter(), trainer.epoch
         config = trainer.config
         what = f"{config.label} on {config.data} with {config.model}, seed {config.seed}"
-        images = config.epochs * trainer.images_per_epoch
-        done = trainer.epoch * trainer.images_per_epoch + trainer.runner.images
+        examples = config.epochs * trainer.examples_per_epoch
+        done = trainer.epoch * trainer.examples_per_epoch + trainer.runner.examples
         resumed = f", from epoch {trainer.epoch + 1}, step {trainer.step + 1}" if done else ""
         self.say(f"{self._count()}{what}{resumed}")
         if not self.console.is_terminal:
@@ -61,16 +65,16 @@ class Watch:
             TextColumn("left"),
         )
         with Progress(*columns, console=self.console, transient=True) as self._live:
-            self._task = self._live.add_task("", total=images, completed=done)
-            self._live.update(self._task, description=self._line(trainer.rows[-1] if trainer.rows else None))
+            self._task = self._live.add_task("", total=examples, completed=done)
+            self._live.update(self._task, description=self._line(trainer.metrics[-1] if trainer.metrics else None))
             yield
 
-    def step(self, images: int) -> None:
-        """A step was taken on that many images."""
+    def step(self, examples: int) -> None:
+        """A step was taken on that many examples."""
         if self._live is not None:
-            self._live.advance(self._task, images)
+            self._live.advance(self._task, examples)
 
-    def epoch(self, row: Row) -> None:
+    def epoch(self, row: Metrics) -> None:
         """An epoch was measured."""
         if self._live is not None:
             self._live.update(self._task, description=self._line(row))
@@ -79,20 +83,21 @@ class Watch:
         left = (time.perf_counter() - self._since) / epochs * (self._trainer.config.epochs - row["epoch"])
         self.say(f"{self._line(row)}  {left:.0f} s left")
 
-    def _line(self, row: Row | None) -> str:
+    def _line(self, row: Metrics | None) -> str:
         epochs = self._trainer.config.epochs
         if row is None:
             return f"epoch 0/{epochs}"
+        score = self._trainer.problem.task.score
         words = [
             f"epoch {row['epoch']:{len(str(epochs))}}/{epochs}",
             f"loss {row['loss']:.4f}",
-            f"test {row['test_accuracy']:.2f} %",
+            f"test {score.text(row[f'test_{score.name}'])}",
             f"zeros {row['zero_pct']:.2f} %",
         ]
         if row["sigma"] is not None:
-            steps = max(1, row["accepted"] + row["refused"] + row["null"])
+            steps = max(1, row["accepted"] + row["rejected"] + row["null"])
             words += [f"sigma {row['sigma']:.3g}", f"accepted {100 * row['accepted'] / steps:.0f} %"]
-        if self._trainer.config.batch_growth is not None:
+        if self._trainer.view.compares_halves:
             words += [f"batch {row['batch']}"]
         return "  ".join(words)
 
@@ -100,6 +105,5 @@ class Watch:
         return f"[{self._number}/{self._total}] " if self._total > 1 else ""
 
 
-def _result(values: dict[str, Any]) -> str:
-    found = values.get("test_accuracy", values.get("accuracy"))
-    return f"accuracy {found:.2f} %, zeros {values['zero_pct']:.2f} %"
+def _result(values: dict[str, Any], score: Score) -> str:
+    return f"{score.name} {score.text(values[score.name])}, zeros {values['zero_pct']:.2f} %"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..zeros import sparsity
+from ...optim.capture import run_beside
+from ...zeros import sparsity
 from .problem import Problem
 
 SMALL = 1e-3
@@ -17,38 +17,32 @@ SMALL = 1e-3
 
 
 @torch.no_grad()
-def accuracy(problem: Problem) -> tuple[float, float]:
-    """Mean loss and accuracy in percent over the test images, in evaluation mode."""
+def evaluate(problem: Problem) -> tuple[float, float]:
+    """Mean loss and score over the test examples, in evaluation mode."""
     problem.model.eval()
-    sums = torch.zeros(2, dtype=torch.float64, device=problem.device)
     if problem.device.type == "cuda":
-        sums += problem.kept("captured accuracy", lambda: CapturedSums(problem))()
+        sums = problem.kept("captured sums", lambda: CapturedSums(problem))()
     else:
-        for x, y in problem.test:
-            sums += _sums(problem, x, y)
-    loss, correct = sums.tolist()
-    images = len(problem.test.labels)
-    return loss / images, 100 * correct / images
+        first, *others = (_sums(problem, x, y) for x, y in problem.test)
+        sums = sum(others, first)
+    loss, *statistics = sums.tolist()
+    count = problem.test.targets.numel()
+    return loss / count, problem.task.value(statistics, count)
 
 
 def _sums(problem: Problem, x: Tensor, y: Tensor) -> Tensor:
-    """The sum of the losses, and how many are right."""
-    logits = problem.logits(x)
-    loss = F.cross_entropy(logits, y, reduction="sum").double()
-    return torch.stack([loss, (logits.argmax(1) == y).sum().double()])
+    """The sum of the losses, and the statistics of the score."""
+    out, task = problem.outputs(x), problem.task
+    return torch.cat([task.loss(out, y, "sum").double().view(1), task.statistics(out, y).double()])
 
 
 class CapturedSums:
-    """The sums over all test images by replays of one CUDA graph, for whatever weights the network has by then."""
+    """The sums over all test examples by replays of one CUDA graph, for whatever weights the network has by then."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._test = problem, problem.test
         self._x, self._y = (t.clone() for t in next(iter(self._test)))
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            _sums(problem, self._x, self._y)
-        torch.cuda.current_stream().wait_stream(side)
+        run_beside(lambda: _sums(problem, self._x, self._y))
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._result = _sums(problem, self._x, self._y)
@@ -56,7 +50,7 @@ class CapturedSums:
     def __call__(self) -> Tensor:
         total = torch.zeros_like(self._result)
         for x, y in self._test:
-            if len(y) < len(self._y):  # the last images, fewer than a batch
+            if len(y) < len(self._y):  # the last examples, fewer than a batch
                 total += _sums(self._problem, x, y)
                 continue
             self._x.copy_(x)
@@ -88,7 +82,7 @@ def recalibrate_(problem: Problem) -> bool:
         for seen, (x, _) in enumerate(problem.batches.epoch(0)):
             for norm in norms:
                 norm.momentum = 1 / (seen + 1)  # the plain mean over batches
-            problem.logits(x)
+            problem.outputs(x)
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

@@ -6,67 +6,30 @@ import contextlib
 import dataclasses
 import json
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..optim import SR2, Certificate, certificate
-from ..optim.parts.schedules import Cooldown
-from .config import RunConfig, checked, cooldown_steps, make_optimizer
-from .errors import UserError
-from .evaluate import SMALL, accuracy, histogram, layers, percent_zero
+from ...optim import Certificate
+from ..tasks import Score
+from .build import checked, cooldown_steps, cools_by_itself, make_optimizer
+from .config import RunConfig
+from .evaluate import SMALL, evaluate, histogram, layers, percent_zero
+from .events import events
 from .problem import Problem
 from .prune import sweep
-from .runner import CapturedRunner, Row, StepRunner
-from .store import RunStore
-
-if TYPE_CHECKING:
-    from .progress import Watch
-
+from .runner import CapturedRunner, Metrics, StepRunner
+from .stop import DivergedError, StoppedError, StopSignals
+from .store import RunStore, modern_row
+from .view import OptimizerView
 
 FREE_SAVING, SAVING_SHARE = 1.0, 0.03
 """Checkpoints take this many seconds, and after that this share of the time: a large network trains faster than a disk
 takes its weights after every epoch."""
-
-
-class StoppedError(Exception):
-    """The user asked to stop; everything is saved."""
-
-
-class DivergedError(UserError):
-    """The loss is not finite: this run cannot go on."""
-
-
-class StopSignals:
-    """SIGINT and SIGTERM ask to stop after the current step; the second one stops at once.
-
-    >>> with StopSignals() as stop:
-    ...     stop.asked
-    False
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __enter__(self) -> StopSignals:
-        self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
 
 
 class Trainer:
@@ -85,17 +48,17 @@ class Trainer:
         largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
         steps = config.epochs * len(self.problem.batches)
         self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), self.problem.model, steps)
-        self._cooldown = None if hasattr(self.optimizer, "cooldown") else cooldown_steps(config, steps)
-        self._lrs = [float(group["lr"]) for group in self.optimizer.param_groups] if self._cooldown else []
-        captured = getattr(self.optimizer, "capturable", False) and self.problem.device.type == "cuda"
-        self.runner = (CapturedRunner if captured else StepRunner)(self.problem, self.optimizer)
+        cooldown = None if cools_by_itself(config.optimizer) else cooldown_steps(config, steps)
+        self.view = OptimizerView(self.optimizer, config.batch, cooldown)
+        captured = self.view.captures and self.problem.device.type == "cuda"
+        self.runner = (CapturedRunner if captured else StepRunner)(self.problem, self.view)
         self.epoch = 0
         """Epochs that are done."""
         self.step = 0
         """Steps that are done in the epoch in progress."""
         self.steps = 0
         """Steps that are done in all."""
-        self.rows: list[Row] = []
+        self.metrics: list[Metrics] = []
         self.certified = ""
         """The certificate of the end, in a line, if one was asked for."""
         self.seconds = 0.0
@@ -106,38 +69,44 @@ class Trainer:
             self._load_state_dict(state)
 
     @property
-    def images_per_epoch(self) -> int:
-        """Images an epoch; with growing batches, at most."""
+    def examples_per_epoch(self) -> int:
+        """Examples per epoch; with growing batches, at most."""
         return self.problem.batches.seen
 
-    def run(self, on_step: Callable[[int], None] = lambda images: None) -> Iterator[Row]:
-        """Train to the end; yields a row an epoch once it is saved."""
-        self.store.write_metrics(self.rows)
+    @property
+    def score(self) -> str:
+        """The name of the task's score, as rows have it."""
+        return self.problem.task.score.name
+
+    def run(self, on_step: Callable[[int], None] = lambda examples: None) -> Iterator[Metrics]:
+        """Train to the end; yields the metrics of each epoch once they are saved."""
+        self.store.write_metrics(self.metrics)
         while self.epoch < self.config.epochs and not self._converged():
             self._train_epoch(on_step)
-            self.rows.append(self._row())
+            self.metrics.append(self._measured())
             self.epoch, self.step = self.epoch + 1, 0
             self.runner.start_epoch()
             if self.epoch == self.config.epochs or self.stop.asked or self._may_save():
                 self.save()
-            self.store.write_metrics(self.rows)
-            yield self.rows[-1]
+            self.store.write_metrics(self.metrics)
+            yield self.metrics[-1]
             self._stop_if_asked()
         self._finish()
 
     def _converged(self) -> bool:
         """Whether the optimizer is as stationary as the user asked for; an epoch that was begun is first finished."""
-        return bool(self.rows) and not self.step and bool(getattr(self.optimizer, "converged", False))
+        return bool(self.metrics) and not self.step and self.view.converged
 
     @property
     def stopped_early(self) -> str:
         """Why the run ended before its last epoch, in a sentence; empty if it did not."""
         if self.epoch == self.config.epochs or not self._converged():
             return ""
-        measure = self.optimizer.stationarity  # type: ignore[attr-defined]
+        mean, error = self.view.stationarity
+        epsilon = float(self.config.option("epsilon") or 0)
         return (
-            f"stopped after epoch {self.epoch} of {self.config.epochs}: the mean of |s|^2 is {measure.mean:.3g} ± "
-            f"{2 * measure.standard_error:.2g}, below epsilon^2 = {(self.config.epsilon or 0) ** 2:.3g}"
+            f"stopped after epoch {self.epoch} of {self.config.epochs}: the mean of |s|^2 is {mean:.3g} ± "
+            f"{2 * error:.2g}, below epsilon^2 = {epsilon**2:.3g}"
         )
 
     def _train_epoch(self, on_step: Callable[[int], None]) -> None:
@@ -145,15 +114,15 @@ class Trainer:
         before, started = self.seconds, time.perf_counter()
         self.runner.begin(self.epoch)
         while not self.runner.done:
-            seen = self.runner.images
-            self._cool()
+            seen = self.runner.examples
+            self.view.cool(self.steps)
             try:
                 self.runner.run()
             except FloatingPointError as error:
                 raise DivergedError(f"{self.config.key} stopped in epoch {self.epoch + 1}: {error}") from error
             self.step += 1
             self.steps += 1
-            on_step(self.runner.images - seen)
+            on_step(self.runner.examples - seen)
             if self.stop.asked:
                 self.seconds = before + time.perf_counter() - started
                 self.save()
@@ -162,17 +131,6 @@ class Trainer:
             torch.cuda.synchronize(self.problem.device)
         self.seconds = before + time.perf_counter() - started
 
-    def _cool(self) -> None:
-        """In a cooldown the learning rate falls as 1 / sigma does, which SR2 sees to itself."""
-        if self._cooldown is None:
-            return
-        share = float(Cooldown(*self._cooldown).left(torch.tensor(self.steps)))
-        for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
-            if isinstance(group["lr"], Tensor):  # which a CUDA graph reads
-                group["lr"].fill_(lr * share)
-            else:
-                group["lr"] = lr * share
-
     def _stop_if_asked(self) -> None:
         if self.stop.asked:
             where = f"step {self.step} of epoch {self.epoch + 1}" if self.step else f"epoch {self.epoch}"
@@ -180,7 +138,7 @@ class Trainer:
                 f"stopped after {where} of {self.config.epochs}, and saved: run the same command to go on"
             )
 
-    def _row(self) -> Row:
+    def _measured(self) -> Metrics:
         """The epoch that was just trained, measured."""
         means = self.runner.means()
         if means.pop("broken", 0):
@@ -193,18 +151,17 @@ class Trainer:
                 f"{self.config.key} stopped in epoch {self.epoch + 1}: its mean loss is {means['loss']}; "
                 "use a smaller --lr, or sr2, which needs none"
             )
-        groups = [g for g in self.optimizer.param_groups if g["regularizer"] is not None]
-        r = sum(float(g["regularizer"].value([p.detach() for p in g["params"]])) for g in groups)
-        test_loss, test_accuracy = accuracy(self.problem)
+        r = self.view.penalty()
+        test_loss, test_score = evaluate(self.problem)
         row = {
             "epoch": self.epoch + 1,
             "steps": self.steps,
             "loss": means.pop("loss"),
             "R": r,
             "objective": 0.0,
-            "train_accuracy": means.pop("train_accuracy"),
+            f"train_{self.score}": means.pop(f"train_{self.score}"),
             "test_loss": test_loss,
-            "test_accuracy": test_accuracy,
+            f"test_{self.score}": test_score,
             "zero_pct": percent_zero(self.problem.model),
             "small_pct": percent_zero(self.problem.model, SMALL),
             **means,
@@ -227,10 +184,10 @@ class Trainer:
                 "epoch": self.epoch,
                 "step": self.step,
                 "steps": self.steps,
-                "rows": self.rows,
+                "rows": self.metrics,
                 "seconds": self.seconds,
                 "model": self.problem.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": self.view.state_dict(),
                 "sums": self.runner.state_dict(),
                 "randomness": torch.get_rng_state(),
                 "cuda_randomness": self._cuda_randomness(),
@@ -240,9 +197,9 @@ class Trainer:
 
     def _load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.step, self.steps = state["epoch"], state["step"], state["steps"]
-        self.rows, self.seconds = state["rows"], state["seconds"]
+        self.metrics, self.seconds = [modern_row(row) for row in state["rows"]], state["seconds"]
         self.problem.load_weights(state["model"], self.store.path)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.view.load_state_dict(state["optimizer"])
         self.runner.load_state_dict(state["sums"])
         torch.set_rng_state(state["randomness"])
         if state["cuda_randomness"] is not None:
@@ -253,7 +210,7 @@ class Trainer:
 
     def _finish(self) -> None:
         """Weights, the certificate, the pruning sweep, and, last, the result."""
-        model, last = self.problem.model, self.rows[-1]
+        model, last = self.problem.model, self.metrics[-1]
         stopped = "converged" if self._converged() else "epochs"
         if self.config.certificate:
             found = self._certificate()
@@ -267,8 +224,8 @@ class Trainer:
         self.store.finish(
             {
                 "config": self.config.to_dict(),
-                "accuracy": last["test_accuracy"],
-                "best_accuracy": max(row["test_accuracy"] for row in self.rows),
+                self.score: last[f"test_{self.score}"],
+                f"best_{self.score}": max(row[f"test_{self.score}"] for row in self.metrics),
                 **{name: last[name] for name in ("zero_pct", "small_pct", "loss", "objective")},
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "epochs": self.epoch,
@@ -281,13 +238,11 @@ class Trainer:
 
     def _certificate(self) -> Certificate:
         """The paper's bound at the last point, over the batches of one more epoch."""
-        assert isinstance(self.optimizer, SR2)
         self.problem.model.train()
         batches = list(self.problem.batches.epoch(self.epoch))
+        task = self.problem.task
         with self.problem.arithmetic():
-            return certificate(
-                self.problem.model, batches, self.optimizer, lambda out, y: F.cross_entropy(out.float(), y)
-            )
+            return self.view.certificate(self.problem.model, batches, lambda out, y: task.loss(out.float(), y))
 
 
 def _finite(value: Any) -> Any:
@@ -295,7 +250,29 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensorboard: bool = False) -> Path:
+class Watcher(Protocol):
+    """What shows a run to its user; `progress.Watch` does."""
+
+    def run(self, trainer: Trainer) -> contextlib.AbstractContextManager[None]:
+        """Around the training of one run."""
+
+    def step(self, examples: int) -> None:
+        """A step was taken on that many examples."""
+
+    def epoch(self, row: Metrics) -> None:
+        """An epoch was measured."""
+
+    def finished(self, path: Path) -> None:
+        """A run ended just now."""
+
+    def skipped(self, path: Path, result: dict[str, Any], score: Score) -> None:
+        """A run was finished before."""
+
+    def say(self, sentence: str) -> None:
+        """A line above whatever is going on."""
+
+
+def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tensorboard: bool = False) -> Path:
     """Train a run to its end, or find it finished; returns its folder.
 
     Args:
@@ -312,9 +289,9 @@ def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensor
     with store.locked():
         if _finished(store, watch):  # another process was quicker
             return store.path
-        with _events(store.path if tensorboard else None) as log:
+        with events(store.path if tensorboard else None) as log:
             trainer = Trainer(config, store, stop)
-            store.start(trainer.problem.model)
+            store.start(trainer.problem.model, trainer.problem.task.score)
             with watch.run(trainer):
                 for row in trainer.run(watch.step):
                     watch.epoch(row)
@@ -327,33 +304,12 @@ def train(config: RunConfig, root: Path, watch: Watch, stop: StopSignals, tensor
     return store.path
 
 
-def _finished(store: RunStore, watch: Watch) -> bool:
+def _finished(store: RunStore, watch: Watcher) -> bool:
     if (result := store.result) is None:
         return False
     if store.knows_network:
         store.check_network(
             Problem(dataclasses.replace(store.config, device="cpu", compile=False, precision="fp32")).model
         )
-    watch.skipped(store.path, result)
+    watch.skipped(store.path, result, store.score)
     return True
-
-
-@contextlib.contextmanager
-def _events(folder: Path | None) -> Iterator[Callable[[Row], None]]:
-    """Where rows go for TensorBoard."""
-    if folder is None:
-        yield lambda row: None
-        return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UserError("--tensorboard needs TensorBoard: pip install 'sr2[tensorboard]'") from error
-
-    def log(row: Row) -> None:
-        for name, value in row.items():
-            if value is not None and name != "epoch":
-                writer.add_scalar(name, value, row["epoch"])
-        writer.flush()
-
-    with contextlib.closing(SummaryWriter(str(folder / "tensorboard"))) as writer:
-        yield log

@@ -1,6 +1,6 @@
 """The only disk access of a run: its folder, its checkpoints, what is read back.
 
-`<runs>/<key>/` holds config.json, env.json, metrics.jsonl (a line an epoch), checkpoint.pt and checkpoint.previous.pt,
+`<runs>/<key>/` holds config.json, env.json, metrics.jsonl (a line per epoch), checkpoint.pt and checkpoint.previous.pt,
 and, of a finished run, weights.safetensors, prune.json and result.json. Every file is whole at any moment: it is
 written beside its place and renamed. The checkpoint is the truth: metrics.jsonl is rewritten from it on resume.
 """
@@ -12,26 +12,26 @@ import hashlib
 import io
 import json
 import os
-import platform
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from .. import __version__
-from .config import REGULARIZERS, RunConfig
-from .data.cache import write_atomically
-from .errors import UserError
-from .models import fingerprint
-from .names import check_known
+from ..data.cache import write_atomically
+from ..errors import UserError
+from ..models import fingerprint
+from ..names import check_known
+from ..tasks import Score
+from .config import RunConfig
+from .environment import environment
+from .files import ENV, named_errors, read_json, read_lines, result_kind, row_kind, sweep_kind, way_out, write_file
+from .registry import REGULARIZERS
+from .view import modern
 
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 WEIGHTS = "weights.safetensors"
@@ -50,34 +50,62 @@ class RunRecord:
     result: dict[str, Any] | None
     prune: dict[str, Any] | None
 
+    @property
+    def score(self) -> Score:
+        """What the run was judged by: `result` has it under its name, `metrics` under test_ and its name."""
+        return _score(self.env)
+
+    @property
+    def test_score(self) -> str:
+        """The name of the score of the test in `metrics`."""
+        return f"test_{self.score.name}"
+
+
+def _score(env: dict[str, Any]) -> Score:
+    """Runs that say nothing are of images with labels, as the first version had them."""
+    said = env.get("score")
+    if isinstance(said, dict) and all(isinstance(said.get(name), str) for name in ("name", "unit")):
+        return Score(said["name"], said["unit"])
+    return Score()
+
+
+def modern_row(row: Any) -> Any:
+    """A line of metrics.jsonl, in the words of today."""
+    return modern(row) if isinstance(row, dict) else row
+
 
 def read_run(folder: Path) -> RunRecord:
     """A run, finished or not; a folder that is none is a UserError."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run: it has no config.json; name a folder that `sr2 train` has made")
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     try:
         made = RunConfig.from_dict(config)
         if ":" not in made.regularizer:
             check_known("regularizer", made.regularizer, [*REGULARIZERS, "none"])
     except (UserError, TypeError, AttributeError) as error:
         path = folder / "config.json"
-        raise UserError(f"{path} is not the configuration of a run ({error}): {_way_out(path)}") from error
+        raise UserError(f"{path} is not the configuration of a run ({error}): {way_out(path)}") from error
+    env = read_json(folder / "env.json", {}, ENV)
+    score = _score(env).name
     return RunRecord(
         folder,
         made,
-        _read_json(folder / "env.json", {}, _ENV),
-        _read_lines(folder / "metrics.jsonl"),
-        _read_json(folder / "result.json", None, _RESULT),
-        _read_json(folder / "prune.json", None, _SWEEP),
+        env,
+        read_lines(folder / "metrics.jsonl", row_kind(score), modern_row),
+        read_json(folder / "result.json", None, result_kind(score)),
+        read_json(folder / "prune.json", None, sweep_kind(score)),
     )
 
 
-def find_runs(paths: Iterable[Path], missing_ok: bool = False) -> list[RunRecord]:
+def find_runs(
+    paths: Iterable[Path], missing_ok: bool = False, damaged: list[UserError] | None = None
+) -> list[RunRecord]:
     """The runs of each path: a run folder, or a folder of run folders at any depth, in the order of their names.
 
-    A path without a run is a UserError, unless `missing_ok`.
+    A path without a run is a UserError, unless `missing_ok`. A run that cannot be read is one, too, unless there is a
+    list to put what is `damaged` into.
     """
     found: dict[Path, RunRecord] = {}
     for path in map(Path, paths):
@@ -87,7 +115,13 @@ def find_runs(paths: Iterable[Path], missing_ok: bool = False) -> list[RunRecord
                 raise UserError(f"{path} is a file: name its folder, {path.parent}")
             what = "has no run in it" if path.is_dir() else "does not exist"
             raise UserError(f"{path} {what}: name a run folder (it has a config.json), or a folder of them")
-        found |= {folder.resolve(): read_run(folder) for folder in folders}
+        for folder in folders:
+            try:
+                found[folder.resolve()] = read_run(folder)
+            except UserError as error:
+                if damaged is None:
+                    raise
+                damaged.append(error)
     return list(found.values())
 
 
@@ -145,23 +179,24 @@ class RunStore:
     @property
     def knows_network(self) -> bool:
         """Whether the run says which network it was begun with."""
-        return "network" in _read_json(self.path / "env.json", {}, _ENV)
+        return "network" in read_json(self.path / "env.json", {}, ENV)
 
     def check_network(self, model: nn.Module) -> None:
         """The user's own network is known by its name, and may be another one than the run was begun with."""
-        before = _read_json(self.path / "env.json", {}, _ENV).get("network")
+        before = read_json(self.path / "env.json", {}, ENV).get("network")
         if before is not None and before != fingerprint(model):
             raise UserError(
                 f"{self.path} was trained with another {self.config.model} than the code makes now: "
                 "change the code back, train into another folder (--runs), or delete this one"
             )
 
-    def start(self, model: nn.Module | None = None) -> None:
+    def start(self, model: nn.Module | None = None, score: Score | None = None) -> None:
         """Write the configuration and the environment; a run that is resumed keeps the time of its first start."""
-        env = environment(self.config)
+        score = score or Score()
+        env = {**environment(self.config), "score": {"name": score.name, "unit": score.unit}}
         if model is not None and ":" in self.config.model:
             env["network"] = fingerprint(model)
-        before: dict[str, Any] = _read_json(self.path / "env.json", {}, _ENV)
+        before: dict[str, Any] = read_json(self.path / "env.json", {}, ENV)
         if before:
             env |= {"started": before.get("started", env["started"]), "resumed": before.get("resumed", 0) + 1}
         self._write_json("config.json", self.config.to_dict())
@@ -228,8 +263,13 @@ class RunStore:
     @property
     def result(self) -> dict[str, Any] | None:
         """`result.json` of a finished run, else None."""
-        found: dict[str, Any] | None = _read_json(self.path / "result.json", None, _RESULT)
+        found: dict[str, Any] | None = read_json(self.path / "result.json", None, result_kind(self.score.name))
         return found
+
+    @property
+    def score(self) -> Score:
+        """What the run is judged by."""
+        return _score(read_json(self.path / "env.json", {}, ENV))
 
     def _write_json(self, name: str, value: object) -> None:
         self._write(name, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
@@ -247,106 +287,3 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise UserError(f"{path} is damaged ({error}): delete the folder and train the run again") from error
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file as a whole or not at all; what the disk says is a UserError that names the file."""
-    with named_errors(path):
-        write_atomically(path, lambda file: file.write(data))
-
-
-def environment(config: RunConfig) -> dict[str, Any]:
-    """Where a run is made: commit, versions, device, threads, time."""
-    device = torch.device(config.device)
-    return {
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "sr2": __version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {platform.machine()}",
-        "cpu_count": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _commit() -> str | None:
-    """The commit of this source, and whether it was changed since, if it is a git checkout."""
-    here = Path(__file__).resolve().parent
-    if "site-packages" in here.parts:  # what git says there is about somebody else's project
-        return None
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-@contextlib.contextmanager
-def named_errors(path: Path, verb: str = "written") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be {verb}: {error.strerror or error}") from error
-
-
-_REQUIRED: Any = object()
-
-
-# What readers of a run count on: of an object its keys, of a list its entries, else the type.
-_NUMBER, _MAYBE = int | float, int | float | None
-_ENV: dict[str, Any] = {}
-_ROW = dict.fromkeys(("objective", "sigma", "rho", "accepted", "refused"), _MAYBE) | dict.fromkeys(
-    ("epoch", "test_accuracy", "zero_pct", "small_pct", "seconds"), _NUMBER
-)
-_RESULT = dict.fromkeys(("accuracy", "zero_pct", "small_pct", "epochs", "seconds", "parameters"), _NUMBER) | {
-    "layers": [{"name": str, "shape": [int], "zeros": int, "total": int}],
-    "histogram": {"log10_edges": [_NUMBER], "counts": [int], "zeros": int},
-}
-_SWEPT = dict.fromkeys(("alpha", "sparsity_pct", "accuracy", "accuracy_recalibrated"), _NUMBER)
-_SWEEP = {"rows": [_SWEPT]}
-
-
-def _check(path: Path, value: object, kind: Any) -> Any:
-    """The value, if it is what a run writes there."""
-
-    def fits(value: object, kind: Any) -> bool:
-        if isinstance(kind, dict):
-            return isinstance(value, dict) and all(fits(value.get(name, _REQUIRED), k) for name, k in kind.items())
-        if isinstance(kind, list):
-            return isinstance(value, list) and all(fits(item, kind[0]) for item in value)
-        return isinstance(value, kind)
-
-    if not fits(value, kind):
-        raise UserError(f"{path} is not what a run writes: {_way_out(path)}")
-    return value
-
-
-def _read_json(path: Path, missing: Any = _REQUIRED, kind: Any = object) -> Any:
-    if missing is not _REQUIRED and not path.exists():
-        return missing
-    try:
-        with named_errors(path, "read"):
-            return _check(path, json.loads(path.read_text(encoding="utf-8")), kind)
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {_way_out(path)}") from error
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    try:
-        with named_errors(path, "read"):
-            return [_check(path, json.loads(line), _ROW) for line in path.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {_way_out(path)}") from error
-
-
-def _way_out(path: Path) -> str:
-    """How a file of a run that cannot be read is written anew; a finished run would be skipped."""
-    if path.name == "prune.json":
-        return f"delete it, and run sr2 prune {path.parent}"
-    skipped = path.name != "result.json" and path.with_name("result.json").exists()
-    return f"delete it{' and result.json beside it' if skipped else ''}, and run the same training again"

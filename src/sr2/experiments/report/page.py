@@ -7,48 +7,59 @@ import html
 import json
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import tables
-from .charts import Chart, charts
-from .errors import UserError
+from ..errors import UserError
+from ..run.config import RunConfig
+from ..run.files import named_errors, write_file
+from ..run.registry import printed
+from ..run.store import RunRecord
+from . import formats, tables
+from .charts import charts
 from .figures import draw, encode
-from .groups import Group, group, optimizer_name, penalty
-from .paper import OPTIMIZERS, cells, longest, match
-from .store import named_errors, write_file
-
-if TYPE_CHECKING:
-    from .config import RunConfig
-    from .store import RunRecord
+from .groups import BASELINES_FIRST, Group, group, penalty
+from .plates import Chart
+from .reference import NOTHING, Reference
 
 
-def write_report(records: Iterable[RunRecord], out: Path, title: str | None = None, *, paper: bool = False) -> Path:
+def write_report(
+    records: Sequence[RunRecord],
+    out: Path,
+    title: str = "sr2 report",
+    *,
+    reference: Reference = NOTHING,
+    whole: bool = False,
+    drawn: Sequence[RunRecord] | None = None,
+    found: str = "",
+) -> Path:
     """Write `out/index.html`, the tables and `out/figures`; return the page's path.
 
-    With `paper`, only the runs of the paper's cells, and all of its cells, those that were not run marked so; figures
-    have the longest runs of each; and `out/summary.md`, the cells that were run.
+    Args:
+        records: the runs.
+        out: the folder of the report.
+        title: of the page.
+        reference: published numbers to stand beside ours.
+        whole: the tables have all rows of the reference, and no run beside them.
+        drawn: the runs in the figures, if not all.
+        found: what else the first line says.
     """
-    runs = [record for record in records if not paper or match(record)]
-    if not runs and not paper:
+    if not records and not whole:
         raise UserError("there is no run to report on: `sr2 train` or `sr2 compare` makes some")
-    shown, drawn = tables.build(runs, paper=paper), charts(longest(runs) if paper else runs)
+    shown, figures = tables.build(records, reference, whole=whole), charts(records if drawn is None else drawn)
     with named_errors(out):
         out.joinpath("figures").mkdir(parents=True, exist_ok=True)
-    write_file(out / "tables.md", tables.markdown(shown).encode())
-    if paper:
-        write_file(out / "summary.md", tables.summary(runs).encode())
-    write_file(out / "tables.tex", tables.latex(shown).encode())
-    write_file(out / "tables.csv", tables.comma_separated(shown).encode())
-    for chart in drawn:
+    write_file(out / "tables.md", formats.markdown(shown).encode())
+    write_file(out / "tables.tex", formats.latex(shown).encode())
+    write_file(out / "tables.csv", formats.comma_separated(shown).encode())
+    for chart in figures:
         for plate in chart.plates:
             for kind, content in encode(draw(chart, plate)).items():
                 write_file(out / "figures" / f"{plate.name}.{kind}", content)
     page = out / "index.html"
-    title = title or ("SR2: the paper's cells, run again" if paper else "sr2 report")
-    write_file(page, render(runs, shown, drawn, title, paper=paper).encode())
+    write_file(page, render(records, shown, figures, title, found).encode())
     return page
 
 
@@ -57,8 +68,7 @@ def render(
     shown: Sequence[tables.Table],
     drawn: Sequence[Chart],
     title: str,
-    *,
-    paper: bool = False,
+    found: str = "",
 ) -> str:
     """The page as text. Whatever comes from a run is escaped."""
     certificates = _certificates(records)
@@ -67,13 +77,13 @@ def render(
     sections = {name: text for name, text in sections.items() if text}
     parts = {
         "title": _text(title),
-        "summary": _summary(records, paper),
+        "summary": _summary(records, found),
         "links": "".join(f'<a href="#{name.lower()}">{name}</a>' for name in sections),
         "body": "".join(f'<h2 id="{name.lower()}">{name}</h2>{text}' for name, text in sections.items()),
         "footer": "Made by <code>sr2 report</code>. Time is training time, evaluation excluded.",
         "data": _embedded([plate for chart in drawn for plate in chart.plates]),
     }
-    page = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     before, *pieces = page.split("{{")
     return before + "".join(parts[name] + rest for name, rest in (piece.split("}}", 1) for piece in pieces))
 
@@ -81,30 +91,32 @@ def render(
 # ---- the sections
 
 
-def _summary(records: Sequence[RunRecord], paper: bool) -> str:
+def _summary(records: Sequence[RunRecord], found: str) -> str:
     done = sum(record.result is not None for record in records)
-    lines = [f"{len(records)} runs" + (f", {len(records) - done} of them unfinished" if done < len(records) else "")]
-    if paper:
-        lines[0] += f"; {len({match(record) for record in records})} of the paper's {len(cells())} cells run"
-    return "".join(f"<p>{line}.</p>" for line in [*lines, *_highlights(group(records))])
+    first = f"{len(records)} runs" + (f", {len(records) - done} of them unfinished" if done < len(records) else "")
+    lines = [f"{first}; {_text(found)}" if found else first, *_highlights(group(records))]
+    return "".join(f"<p>{line}.</p>" for line in lines)
 
 
 def _highlights(groups: Sequence[Group]) -> list[str]:
-    """Per data set and network: the most accurate runs, and the sparsest within one point of them."""
+    """Per data set and network: the runs with the best score, and the sparsest that are near them."""
     lines = []
     for place in dict.fromkeys((g.config.data, g.config.model) for g in groups):
         here = [g for g in groups if (g.config.data, g.config.model) == place and g.finished]
-        scores = [(_mean(g, "accuracy"), _mean(g, "zero_pct"), g.label) for g in here]
-        if len(scores) < 2:
+        if len(here) < 2:
             continue
-        best = max(scores)
-        near = max((score for score in scores if score[0] >= best[0] - 1), key=lambda score: score[1])
+        score = here[0].score
+        percent = score.unit == "%"
+        best_words, near_words = ("most accurate", "one point") if percent else (f"best {score.name}", "0.01")
+        found = [(_mean(g, score.name), _mean(g, "zero_pct"), g.label) for g in here]
+        best = max(found)
+        near = max((one for one in found if one[0] >= best[0] - (1 if percent else 0.01)), key=lambda one: one[1])
         words = [
-            f"{_text(label).replace('-', '‑')}, {accuracy:.2f} % with {zeros:.1f} % zeros"
-            for accuracy, zeros, label in (best, near)
+            f"{_text(label).replace('-', '‑')}, {score.text(value)} with {zeros:.1f} % zeros"
+            for value, zeros, label in (best, near)
         ]
-        also = f"; sparsest within one point of it {words[1]}" if near is not best else ""
-        lines.append(f"<b>{_text(' · '.join(place))}</b>: most accurate {words[0]}{also}")
+        also = f"; sparsest within {near_words} of it {words[1]}" if near is not best else ""
+        lines.append(f"<b>{_text(' · '.join(place))}</b>: {_text(best_words)} {words[0]}{also}")
     return lines
 
 
@@ -115,14 +127,14 @@ def _mean(group: Group, key: str) -> float:
 
 def _results(shown: Sequence[tables.Table]) -> str:
     out = [
-        '<p class="caption">Test accuracy and shares of all parameters after training, mean ± deviation over seeds; '
-        "bold is the best of its penalty. Files: "
+        '<p class="caption">Score on the test and shares of all parameters after training, mean ± deviation over '
+        "seeds; bold is the best of its penalty. Files: "
         + ", ".join(f'<a href="tables.{kind}">{name}</a>' for kind, name in _TABLE_FILES.items())
         + ".</p>"
     ]
     for table in shown:
-        names = tables.headings(table)
-        classes = ["paper number" if n == "paper" else "number" if n in tables.MEASURES.values() else "" for n in names]
+        names = formats.headings(table)
+        classes = ["paper number" if n == table.reference else "number" if n in table.measures else "" for n in names]
         classes = ["note" if name == "note" else cls for name, cls in zip(names, classes, strict=True)]
         heads = "".join(f'<th class="{cls}">{_text(n)}</th>' for n, cls in zip(names, classes, strict=True))
         body = "".join(_block(table, name, rows, classes) for name, rows in table.blocks)
@@ -135,7 +147,7 @@ def _results(shown: Sequence[tables.Table]) -> str:
 def _block(table: tables.Table, name: str, rows: Sequence[tables.Row], classes: Sequence[str]) -> str:
     lines = []
     for index, row in enumerate(rows):
-        _, (optimizer, _), *rest = tables.row_cells(table, row)
+        _, (optimizer, _), *rest = formats.row_cells(table, row)
         line = f'<th scope="rowgroup" rowspan="{len(rows)}">{_text(name)}</th>' if index == 0 else ""
         line += f"<td>{_chip(row.config.optimizer)}{_text(optimizer)}</td>"
         for (text, best), cls in zip(rest, classes[2:], strict=True):
@@ -158,21 +170,23 @@ def _figures(drawn: Sequence[Chart]) -> str:
 
 
 def _runs(records: Sequence[RunRecord]) -> str:
-    heads = ("run", "accuracy %", "w = 0 %", "epochs", "seconds", "seed", "device")
+    scores = list(dict.fromkeys(record.score.heading for record in records))
+    heads = ("run", scores[0] if len(scores) == 1 else "score", "w = 0 %", "epochs", "seconds", "seed", "device")
     ordered = [record for g in group(records) for record in g.records]
     rows, details = [], []
     for index, record in enumerate(ordered):
         config, last = record.config, record.metrics[-1] if record.metrics else {}
-        done: dict[str, Any] = record.result or {"accuracy": last.get("test_accuracy"), **last}
+        done: dict[str, Any] = record.result or {record.score.name: last.get(record.test_score), **last}
         flag = (
             ""
             if record.result
             else f' <span class="flag">unfinished: epoch {len(record.metrics)} of {config.epochs}</span>'
         )
-        name = f"{optimizer_name(config.optimizer)} {penalty(config)} · {config.data} · {config.model}"
+        name = f"{printed(config.optimizer)} {penalty(config)} · {config.data} · {config.model}"
         rows.append(
             f'<tr><td>{_chip(config.optimizer)}<a href="#run-{index}">{_text(name)}</a>{flag}</td>'
-            + "".join(_number(done.get(key), 2) for key in ("accuracy", "zero_pct"))
+            + _number(done.get(record.score.name), record.score.digits)
+            + _number(done.get("zero_pct"), 2)
             + _number(len(record.metrics), 0)
             + _number(done.get("seconds"), 1)
             + _number(config.seed, 0)
@@ -199,9 +213,12 @@ def command(config: RunConfig) -> str:
     words = ["sr2", "train"]
     for field in dataclasses.fields(config):
         value, flag = getattr(config, field.name), "--" + field.name.replace("_", "-")
-        if value == field.default:
+        if field.name == "options":
+            pairs = [f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in value.items()]
+            words += ["--opt", *pairs] if pairs else []
+        elif value == field.default:
             continue
-        if isinstance(value, bool):
+        elif isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         else:
             words += [flag, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
@@ -221,7 +238,7 @@ def _certificates(records: Sequence[RunRecord]) -> str:
             found = None
         if not isinstance(found, dict):
             found = {"error": f"{path} is damaged"}
-        name = f"{optimizer_name(record.config.optimizer)} {penalty(record.config)} seed {record.config.seed}"
+        name = f"{printed(record.config.optimizer)} {penalty(record.config)} seed {record.config.seed}"
         out.append(f'<div class="card"><b>{_text(name)}</b>{_facts(found)}</div>')
     return "".join(out)
 
@@ -238,7 +255,7 @@ def _text(value: object) -> str:
 
 
 def _chip(optimizer: str) -> str:
-    name = optimizer if optimizer in OPTIMIZERS else "other"
+    name = optimizer if optimizer in BASELINES_FIRST else "other"
     return f'<span class="chip" style="background: var(--{name})"></span>'
 
 

@@ -10,101 +10,39 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from ..optim import SR2
-from .axes import Axis, depth, linear, logarithmic, marked, opening, power
-from .groups import Group, group, optimizer_name, penalty, short
-from .paper import OPTIMIZERS
+from ...optim import SR2
+from ..run.store import RunRecord
+from ..tasks import Score
+from .axes import Axis, depth, linear, marked, opening, power
+from .groups import Group, group, penalty, short
+from .plates import (
+    Chart,
+    Heat,
+    Key,
+    Panel,
+    Plate,
+    Series,
+    colors,
+    epochs_axis,
+    only_colors,
+    panel_of,
+    plate_of,
+    plates_of,
+    styled,
+)
 
-if TYPE_CHECKING:
-    from .store import RunRecord
-
-Kind = Literal["line", "step", "bar", "point", "dot", "front"]
-"""How a series is drawn; dots are small points."""
 Pick = Callable[[dict[str, Any]], float | None]
 """A number out of an epoch's metrics."""
 
 RUN_COLORS = ("sr2", "amber", "other")
 """Of runs of one optimizer, where colour need not say which; none is that of another optimizer."""
-_REFUSED = 2  # the marker of a refusal, which points up: sigma rises
-_MOST_REFUSED = 30  # epochs of a run; where more of them refuse, marks would hide the line that shows it
-
-
-@dataclass(frozen=True)
-class Series:
-    """Points (x, y) of one colour and style.
-
-    Attributes:
-        label: what a hover says.
-        color: the optimizer, or one of RUN_COLORS; "" is neutral.
-        style: index of the dash pattern and the marker.
-        x, y: of a "step", x are the edges, one more than y; of a "bar", the two sides.
-        notes: of each point, for a hover.
-    """
-
-    label: str
-    color: str
-    style: int
-    kind: Kind
-    x: tuple[float, ...]
-    y: tuple[float | None, ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Axes with series in them."""
-
-    title: str
-    x: Axis
-    y: Axis
-    series: tuple[Series, ...]
-
-
-@dataclass(frozen=True)
-class Heat:
-    """Percentages by row and column, as shades."""
-
-    title: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    values: tuple[tuple[float | None, ...], ...]
-
-
-@dataclass(frozen=True)
-class Key:
-    """An entry of a legend: a colour, or a style in a neutral colour."""
-
-    label: str
-    color: str
-    style: int
-    kind: Kind
-
-
-@dataclass(frozen=True)
-class Plate:
-    """The panels of one facet, with their legend; `name` is that of its files. Stacked panels share their x."""
-
-    name: str
-    title: str
-    panels: tuple[Panel | Heat, ...]
-    legend: tuple[Key, ...] = ()
-    stacked: bool = False
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure of the report: a plate for each facet."""
-
-    name: str
-    title: str
-    caption: str
-    plates: tuple[Plate, ...]
+_REJECTED = 2  # the marker of a rejection, which points up: sigma rises
+_MOST_REJECTED = 30  # epochs of a run; where more of them reject, marks would hide the line that shows it
 
 
 def charts(records: Iterable[RunRecord]) -> list[Chart]:
@@ -118,17 +56,19 @@ def charts(records: Iterable[RunRecord]) -> list[Chart]:
 
 
 def pareto(groups: Sequence[Group]) -> Chart:
-    """Accuracy against sparsity: every run and every point of its pruning sweep, and the front of all."""
+    """The score against sparsity: every run and every point of its pruning sweep, and the front of all."""
     plates = []
     for (data, model), same in itertools.groupby(groups, key=lambda g: (g.config.data, g.config.model)):
         members = list(same)
+        score = members[0].score
+        scale, axis, lost = (depth, opening, 30.0) if score.unit == "%" else (float, linear, 0.3)
         kinds = list(dict.fromkeys(g.config.regularizer for g in members))
         runs = [(g, record) for g in members for record in g.finished]
-        best = max((record.result["accuracy"] for _, record in runs if record.result), default=0.0)
-        reach = depth(best - 30)  # a network that pruning broke is off the map
+        best = max((record.result[score.name] for _, record in runs if record.result), default=0.0)
+        reach = scale(best - lost)  # a network that pruning broke is off the map
         series, every = [], []
         for member, record in runs:
-            trained, *pruned = _sparse_points(record)
+            trained, *pruned = _sparse_points(record, scale)
             pruned = [point for point in pruned if point[1] >= reach]
             every += [(x, y) for x, y, _ in (trained, *pruned)]
             style, color = kinds.index(member.config.regularizer), member.config.optimizer
@@ -142,9 +82,9 @@ def pareto(groups: Sequence[Group]) -> Chart:
         front.insert(0, (min(x for x, _ in every), front[0][1]))
         series.insert(0, Series("front", "", 0, "front", tuple(x for x, _ in front), tuple(y for _, y in front)))
         x_axis = opening("parameters that are zero, %", [x for x, _ in every])
-        panel = Panel("accuracy, %", x_axis, opening("", [y for _, y in every]), tuple(series))
-        legend = [*_colors(members), *(Key(kind, "", i, "point") for i, kind in enumerate(kinds))]
-        plates.append(_plate("pareto", f"{data} {model}", [panel], [*legend, Key("front", "", 0, "front")]))
+        panel = Panel(_titled(score), x_axis, axis("", [y for _, y in every]), tuple(series))
+        legend = [*colors(members), *(Key(kind, "", i, "point") for i, kind in enumerate(kinds))]
+        plates.append(plate_of("pareto", f"{data} {model}", [panel], [*legend, Key("front", "", 0, "front")]))
     caption = (
         "Large: as trained, counting exact zeros. Small: after pruning |w| ≤ 10⁻ᵏ without retraining, where it costs "
         "less than 30 points of the best accuracy. Both axes open up towards 100 %. "
@@ -154,79 +94,71 @@ def pareto(groups: Sequence[Group]) -> Chart:
 
 
 def pruning(groups: Sequence[Group]) -> Chart:
-    """Accuracy and sparsity against the pruning threshold."""
-    names = {
-        "accuracy": "accuracy, %",
-        "accuracy_recalibrated": "accuracy, batch-norm re-estimated, %",
-        "sparsity_pct": "parameters that are zero, %",
-    }
+    """Score and sparsity against the pruning threshold."""
     x_axis = Axis(
         "pruning threshold α", (10**-8.2, 10**-0.8), tuple((10.0**-k, power(-k)) for k in range(8, 0, -1)), True
     )
 
     def panels(members: list[Group]) -> Iterator[Panel]:
-        for key, title in names.items():
-            if key == "accuracy_recalibrated" and not any(_recalibrates(r) for g in members for r in g.records):
-                continue
-            lines = [_mean_line(g, i, partial(_swept, key)) for i, g in _styled(members)]
-            yield from _panel(title, x_axis, [line for line in lines if line])
+        score = members[0].score
+        names = {score.name: _titled(score)}
+        if any(_recalibrates(record) for g in members for record in g.records):
+            names[f"{score.name}_recalibrated"] = _titled(score, ", batch-norm re-estimated")
+        for key, title in {**names, "sparsity_pct": "parameters that are zero, %"}.items():
+            lines = [_mean_line(g, i, partial(_swept, key)) for i, g in styled(members)]
+            yield from panel_of(title, x_axis, [line for line in lines if line])
 
     caption = "After training, |w| ≤ α set to zero, without retraining."
-    return Chart("pruning", "Pruning", caption, tuple(_plates("pruning", groups, panels)))
+    return Chart("pruning", "Pruning", caption, tuple(plates_of("pruning", groups, panels)))
 
 
 def trajectory(groups: Sequence[Group]) -> Chart:
-    """Objective, accuracy and zeros over epochs."""
-    quantities: list[tuple[str, Pick, bool]] = [
-        ("objective f + R", lambda m: m["objective"], True),
-        ("test accuracy, %", lambda m: m["test_accuracy"], False),
-        ("parameters that are zero, %", lambda m: m["zero_pct"], False),
-    ]
+    """Objective, score and zeros over epochs."""
 
     def panels(members: list[Group]) -> Iterator[Panel]:
-        x_axis = _epochs(record for g in members for record in g.records)
+        quantities = [("objective f + R", _pick("objective"), True), *_outcomes(members[0])]
+        x_axis = epochs_axis(record for g in members for record in g.records)
         for title, pick, log in quantities:
-            lines = [_mean_line(g, i, partial(_course, pick)) for i, g in _styled(members)]
-            yield from _panel(title, x_axis, [line for line in lines if line], log)
+            lines = [_mean_line(g, i, partial(_course, pick)) for i, g in styled(members)]
+            yield from panel_of(title, x_axis, [line for line in lines if line], log)
 
-    return Chart("trajectory", "Training", "After each epoch.", tuple(_plates("trajectory", groups, panels)))
+    return Chart("trajectory", "Training", "After each epoch.", tuple(plates_of("trajectory", groups, panels)))
 
 
 def sigma(groups: Sequence[Group]) -> Chart:
-    """What sigma does over a run, why, and what comes of it: sigma, rho, accepted steps, accuracy and zeros.
+    """What sigma does over a run, why, and what comes of it: sigma, rho, accepted steps, score and zeros.
 
     A line is one run and not a mean over seeds: sigma jumps, at other epochs under another seed, and a mean would show
     jumps that no run made.
     """
-    quantities: list[tuple[str, Pick, bool]] = [
-        ("σ, log scale", lambda m: m["sigma"], True),
-        ("ρ, mean of the steps", lambda m: m["rho"], False),
-        ("accepted steps, %", _accepted, False),
-        ("test accuracy, %", lambda m: m["test_accuracy"], False),
-        ("parameters that are zero, %", lambda m: m["zero_pct"], False),
-    ]
     plates = []
     for (data, model), same in itertools.groupby(groups, key=lambda g: (g.config.data, g.config.model)):
         members = [g for g in same if any(row["sigma"] is not None for row in g.records[0].metrics)]
         if not members:
             continue
+        quantities = [
+            ("σ, log scale", _pick("sigma"), True),
+            ("ρ, mean of the steps", _pick("rho"), False),
+            ("accepted steps, %", _accepted, False),
+            *_outcomes(members[0]),
+        ]
         looks = [(g, RUN_COLORS[i % len(RUN_COLORS)], i // len(RUN_COLORS)) for i, g in enumerate(members)]
         signs = {"η₁": "eta1", "η₂": "eta2"}
         values = {sign: sorted({_constant(g, name) for g in members}) for sign, name in signs.items()}
         etas = [(f"{s} {short(eta)}" if len(v) > 1 else s, eta) for s, v in values.items() for eta in v]
-        x_axis, panels = _epochs(g.records[0] for g in members), []
+        x_axis, panels = epochs_axis(g.records[0] for g in members), []
         for title, pick, log in quantities:
-            series = [s for look in looks for s in _run_and_refusals(*look, pick)]
-            panels += [_with_etas(p, etas) if p.title[0] == "ρ" else p for p in _panel(title, x_axis, series, log)]
+            series = [s for look in looks for s in _run_and_rejections(*look, pick)]
+            panels += [_with_etas(p, etas) if p.title[0] == "ρ" else p for p in panel_of(title, x_axis, series, log)]
         legend = [Key(g.label, color, style, "line") for g, color, style in looks]
         if any(s.kind == "point" for panel in panels for s in panel.series):
-            legend.append(Key("epoch with a refused step", "", _REFUSED, "point"))
+            legend.append(Key("epoch with a rejected step", "", _REJECTED, "point"))
         words = (f"{sign} = {', '.join(map(short, etas))}" for sign, etas in values.items())
         legend.append(Key(", ".join(words), "", 0, "front"))
-        plates.append(replace(_plate("sigma", f"{data} {model}", panels, legend), stacked=True))
+        plates.append(replace(plate_of("sigma", f"{data} {model}", panels, legend), stacked=True))
     caption = (
         "One run a line, the first seed of each. σ is the inverse step size, after each epoch. A step that gains less "
-        "than η₁ of what its model promised is refused and raises σ; one that gains η₂ of it or more lowers σ."
+        "than η₁ of what its model promised is rejected and raises σ; one that gains η₂ of it or more lowers σ."
     )
     return Chart("sigma", "What σ does", caption, tuple(plates))
 
@@ -242,7 +174,7 @@ def layers(groups: Sequence[Group]) -> Chart:
             yield Heat("zeros, %", tuple(shares), columns, rows)
 
     caption = "Weight tensors from input to output; biases and normalization layers are left out."
-    plates = _plates("layers", groups, panels)
+    plates = plates_of("layers", groups, panels)
     return Chart("layers", "Zeros per layer", caption, tuple(Plate(p.name, p.title, p.panels) for p in plates))
 
 
@@ -270,20 +202,35 @@ def histogram(groups: Sequence[Group]) -> Chart:
                 yield Panel(f"{strength}: share of parameters, %", x_axis, y_axis, tuple(series))
 
     caption = "The bar at the left is the share of exact zeros. The first seed of each run."
-    plates = _plates("histogram", groups, panels)
-    return Chart("histogram", "Sizes of the weights", caption, tuple(_only_colors(plate) for plate in plates))
+    plates = plates_of("histogram", groups, panels)
+    return Chart("histogram", "Sizes of the weights", caption, tuple(only_colors(plate) for plate in plates))
 
 
 # ---- numbers out of runs
 
 
-def _sparse_points(record: RunRecord) -> list[tuple[float, float, str]]:
-    """(zeros, accuracy, words) as trained, then over the pruning sweep; the two numbers as depths."""
-    result = record.result or {}
-    found = [(result["zero_pct"], result["accuracy"], "as trained")]
+def _titled(score: Score, more: str = "") -> str:
+    """The title of a panel of scores: "accuracy, %"."""
+    return f"{score.name}{more}, {score.unit}" if score.unit else f"{score.name}{more}"
+
+
+def _pick(name: str) -> Pick:
+    return lambda metrics: metrics[name]
+
+
+def _outcomes(group: Group) -> list[tuple[str, Pick, bool]]:
+    """What a run is after: its score on the test, and its zeros."""
+    test = _pick(group.records[0].test_score)
+    return [(f"test {_titled(group.score)}", test, False), ("parameters that are zero, %", _pick("zero_pct"), False)]
+
+
+def _sparse_points(record: RunRecord, scale: Callable[[float], float]) -> list[tuple[float, float, str]]:
+    """(zeros, score, words) as trained, then over the pruning sweep; zeros as a depth, the score on its scale."""
+    result, score = record.result or {}, record.score
+    found = [(result["zero_pct"], result[score.name], "as trained")]
     for row in (record.prune or {}).get("rows", []):
-        found.append((row["sparsity_pct"], row["accuracy"], f"pruned at {row['alpha']:g}"))
-    return [(depth(z), depth(a), f"{words}: accuracy {a:.2f} %, {z:.2f} % zeros") for z, a, words in found]
+        found.append((row["sparsity_pct"], row[score.name], f"pruned at {row['alpha']:g}"))
+    return [(depth(z), scale(a), f"{w}: {score.name} {score.text(a)}, {z:.2f} % zeros") for z, a, w in found]
 
 
 def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -304,24 +251,26 @@ def _swept(key: str, record: RunRecord) -> list[tuple[float, float | None]]:
 
 
 def _recalibrates(record: RunRecord) -> bool:
-    rows = (record.prune or {}).get("rows", [])
-    return any(row.get("accuracy_recalibrated") not in (None, row["accuracy"]) for row in rows)
+    rows, name = (record.prune or {}).get("rows", []), record.score.name
+    return any(row.get(f"{name}_recalibrated") not in (None, row[name]) for row in rows)
 
 
 def _accepted(metrics: dict[str, Any]) -> float | None:
     if metrics["accepted"] is None:
         return None
-    steps = metrics["accepted"] + metrics["refused"]
+    steps = metrics["accepted"] + metrics["rejected"]
     return 100 * metrics["accepted"] / steps if steps else None
 
 
-def _run_and_refusals(group: Group, color: str, style: int, pick: Pick) -> Iterator[Series]:
-    """The first run of a group over its epochs; where refusals are rare, marks on the epochs that have one."""
+def _run_and_rejections(group: Group, color: str, style: int, pick: Pick) -> Iterator[Series]:
+    """The first run of a group over its epochs; where rejections are rare, marks on the epochs that have one."""
     points = [(m, y) for m in group.records[0].metrics if (y := pick(m)) is not None and math.isfinite(y)]
-    refused = [(m, y) for m, y in points if m["refused"]]
-    notes = tuple(f"epoch {m['epoch']}: {m['refused']} of {m['accepted'] + m['refused']} refused" for m, _ in refused)
-    for kind, index, some, words in (("line", style, points, ()), ("point", _REFUSED, refused, notes)):
-        if some and (kind == "line" or len(some) <= _MOST_REFUSED):
+    rejected = [(m, y) for m, y in points if m["rejected"]]
+    notes = tuple(
+        f"epoch {m['epoch']}: {m['rejected']} of {m['accepted'] + m['rejected']} rejected" for m, _ in rejected
+    )
+    for kind, index, some, words in (("line", style, points, ()), ("point", _REJECTED, rejected, notes)):
+        if some and (kind == "line" or len(some) <= _MOST_REJECTED):
             x, ys = tuple(m["epoch"] for m, _ in some), tuple(y for _, y in some)
             yield Series(group.label, color, index, kind, x, ys, words)  # type: ignore[arg-type]
 
@@ -338,7 +287,7 @@ def _with_etas(panel: Panel, etas: Sequence[tuple[str, float]]) -> Panel:
 
 def _constant(group: Group, name: str) -> float:
     """A constant of SR2, its own default where the run sets none."""
-    value = getattr(group.config, name)
+    value = group.config.options.get(name)
     return float(inspect.signature(SR2).parameters[name].default if value is None else value)
 
 
@@ -370,51 +319,3 @@ def _mean_line(
     seeds = len(group.records)
     label = group.label + (f", mean of {seeds} seeds" if seeds > 1 else "")
     return Series(label, group.config.optimizer, style, "line", tuple(means), tuple(means.values()))
-
-
-# ---- plates, panels, axes
-
-
-def _plates(
-    name: str, groups: Sequence[Group], panels: Callable[[list[Group]], Iterable[Panel | Heat]]
-) -> Iterator[Plate]:
-    for facet, same in itertools.groupby(groups, key=lambda g: (g.config.data, g.config.model, g.config.regularizer)):
-        members = list(same)
-        if drawn := list(panels(members)):
-            styles = [Key(_strength(g), "", i, "line") for i, g in _styled(members)]
-            yield _plate(name, " ".join(facet), drawn, [*_colors(members), *dict.fromkeys(styles)])
-
-
-def _plate(name: str, facet: str, panels: Sequence[Panel | Heat], legend: Sequence[Key]) -> Plate:
-    return Plate(re.sub(r"\W+", "-", f"{name} {facet}"), facet.replace(" ", " · "), tuple(panels), tuple(legend))
-
-
-def _only_colors(plate: Plate) -> Plate:
-    return Plate(plate.name, plate.title, plate.panels, tuple(key for key in plate.legend if key.color))
-
-
-def _colors(members: Iterable[Group]) -> list[Key]:
-    used = {g.config.optimizer for g in members}
-    return [Key(optimizer_name(c), c, 0, "bar") for c in [*OPTIMIZERS, *sorted(used - set(OPTIMIZERS))] if c in used]
-
-
-def _strength(group: Group) -> str:
-    return " ".join(word for word in (penalty(group.config), group.variant) if word)
-
-
-def _styled(members: Sequence[Group]) -> list[tuple[int, Group]]:
-    """Groups with the index of their strength among those of the panel."""
-    strengths = list(dict.fromkeys(_strength(g) for g in members))
-    return [(strengths.index(_strength(g)), g) for g in members]
-
-
-def _epochs(records: Iterable[RunRecord]) -> Axis:
-    return linear("epoch", [0, max((len(record.metrics) for record in records), default=0) or 1], whole=True)
-
-
-def _panel(title: str, x: Axis, series: Sequence[Series], log: bool = False) -> Iterator[Panel]:
-    if series:
-        values = [y for line in series for y in line.y if y is not None]
-        percent = title.endswith("%")
-        y_axis = logarithmic("", values) if log and min(values) > 0 else linear("", values, percent=percent)
-        yield Panel(title, x, y_axis, tuple(series))

@@ -5,20 +5,18 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from .charts import Chart, Heat, Key, Panel, Plate, Series, charts
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from .store import RunRecord
+from ..run.store import RunRecord
+from .charts import charts
+from .plates import Chart, Heat, Key, Panel, Plate, Series
 
 # Okabe and Ito's palette, which colour-blind readers tell apart; the page's stylesheet has the same, and lighter ones.
 COLORS = {"sr2": "#0072b2", "proxgen": "#d55e00", "proxsgd": "#009e73", "amber": "#e69f00", "": "#555555"}

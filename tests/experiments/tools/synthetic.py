@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sr2.experiments.config import RunConfig
-from sr2.experiments.store import RunRecord, read_run
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.store import RunRecord, read_run
 
 LAYERS = (("conv1", (16, 1, 3, 3)), ("conv2", (32, 16, 3, 3)), ("fc1", (64, 512)), ("norm", (64,)), ("fc2", (10, 64)))
 
@@ -44,7 +43,7 @@ def make_run(root: Path, config: RunConfig, *, stop: int | None = None, env: dic
                 "sigma": 41 * 0.8 ** (4 * part) if is_sr2 else None,
                 "rho": 0.3 + 0.1 * rng.random() if is_sr2 else None,
                 "accepted": 11 if is_sr2 else None,
-                "refused": epoch % 2 if is_sr2 else None,
+                "rejected": epoch % 2 if is_sr2 else None,
                 "null": 0 if is_sr2 else None,
                 "seconds": 1.5 * epoch,
             }
@@ -67,14 +66,14 @@ def demo_grid(root: Path, epochs: int = 8) -> list[RunRecord]:
     ):  # fmt: skip
         for lam in (1e-4, 1e-3, 1e-2):
             for seed in (0, 1) if optimizer == "sr2" else (0,):
-                config = RunConfig(optimizer=optimizer, regularizer=regularizer, lam=lam, epochs=epochs, seed=seed)
+                config = RunConfig.of(optimizer=optimizer, regularizer=regularizer, lam=lam, epochs=epochs, seed=seed)
                 runs.append(make_run(root, config))
     return runs
 
 
 def seeds(root: Path, config: RunConfig, count: int) -> list[RunRecord]:
     """Runs of one configuration under `count` seeds."""
-    return [make_run(root, dataclasses.replace(config, seed=seed)) for seed in range(count)]
+    return [make_run(root, config.having(seed=seed)) for seed in range(count)]
 
 
 def _result(config: RunConfig, last: dict[str, Any], zeros: float, rng: np.random.Generator) -> dict[str, Any]:

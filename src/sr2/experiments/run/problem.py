@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..optim.closure.twice import untouched
+from ...optim.closure.twice import untouched
+from ..data import Batches, EvalBatches, eval_batches, load
+from ..errors import UserError
+from ..models import build
 from .config import RunConfig
-from .data import Batches, EvalBatches, eval_batches, load
-from .errors import UserError
-from .models import build
-from .network import Network
+from .network import Network, set_float32_arithmetic
 
 EVAL_BATCH = 500
 T = TypeVar("T")
@@ -26,9 +26,12 @@ class Problem:
 
     Attributes:
         model: the network with its first weights, on the device.
+        task: of the data set: its loss and its score.
         batches: the training batches.
-        test: the test images, in order, not augmented.
-        loss, logits, arithmetic: of the network in the run's precision, see `Network`.
+        test: the test examples, in order, not augmented.
+        loss, outputs, arithmetic: of the network in the run's precision, see `Network`.
+        statistics: how many numbers `task.statistics` has.
+        targets_per_example: of an image one, its label; of a window as many as it has tokens.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -39,7 +42,7 @@ class Problem:
             _set_up_cuda(config.precision, config.deterministic)
         dataset = load(config.data)
         torch.manual_seed(config.seed)
-        model = build(config.model, dataset.classes, dataset.in_shape)
+        model = build(config.model, dataset.outputs, dataset.in_shape)
         self.model = model.to(device)
         if on_cuda:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -49,9 +52,11 @@ class Problem:
         )
         self.test: EvalBatches = eval_batches(dataset, EVAL_BATCH, device, channels_last=on_cuda)
         self._kept: dict[str, Any] = {}
-        self.network = Network(model, device, config.precision, compiled=config.compile)
-        self.loss, self.logits, self.arithmetic = self.network.loss, self.network.logits, self.network.arithmetic
-        self._check_forward(config, dataset.classes)
+        self.task = self.batches.task
+        self.targets_per_example = self.batches.targets[0].numel()
+        self.network = Network(model, device, config.precision, self.task, compiled=config.compile)
+        self.loss, self.outputs, self.arithmetic = self.network.loss, self.network.outputs, self.network.arithmetic
+        self._check_forward(config, dataset.outputs)
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
         """What is made once for this problem and used again: `make` is called the first time."""
@@ -76,39 +81,38 @@ class Problem:
         with untouched(self.model, parameters):
             self.model.train()
             try:
-                with _failing(config, x, f" while training, {len(x)} in a batch"), torch.enable_grad():
-                    depends = self.logits(x).requires_grad
+                with self._failing(config, x, f" while training, {len(x)} in a batch"), torch.enable_grad():
+                    depends = self.outputs(x).requires_grad
             finally:
                 self.model.eval()
         if not depends:
             raise UserError(f"the outputs of {config.model} while training do not depend on its parameters")
 
-    def _check_forward(self, config: RunConfig, classes: int) -> None:
-        """A network that does not fit the images is said to be so before the first step."""
-        x, _ = next(iter(self.test))
+    def _check_forward(self, config: RunConfig, outputs: int) -> None:
+        """A network that does not fit the examples is said to be so before the first step."""
+        x, y = (t[:2] for t in next(iter(self.test)))
         self.model.eval()
-        with _failing(config, x), torch.no_grad():
-            shape = tuple(self.logits(x[:2]).shape)
-        if shape != (2, classes):
+        with self._failing(config, x), torch.no_grad():
+            out = self.outputs(x)
+        expected = self.task.output_shape(y, outputs)
+        if tuple(out.shape) != expected:
             raise UserError(
-                f"{config.model} gives outputs of shape {shape} for 2 images of {config.data}: "
-                f"they must be of shape {(2, classes)}"
+                f"{config.model} gives outputs of shape {tuple(out.shape)} for {len(x)} {self.task.examples} of "
+                f"{config.data}: they must be of shape {expected}"
             )
+        self.statistics = len(self.task.statistics(out, y))
 
-
-@contextmanager
-def _failing(config: RunConfig, x: Tensor, mode: str = "") -> Iterator[None]:
-    """What a network finds wrong with its images is a mistake of the user."""
-    try:
-        yield
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        images = " x ".join(map(str, x.shape[1:]))
-        raise UserError(f"{config.model} fails on the {images} images of {config.data}{mode}: {error}") from error
+    @contextmanager
+    def _failing(self, config: RunConfig, x: Tensor, mode: str = "") -> Iterator[None]:
+        """What a network finds wrong with its inputs is a mistake of the user."""
+        try:
+            yield
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+            what = f"{' x '.join(map(str, x.shape[1:]))} {self.task.examples} of {config.data}"
+            raise UserError(f"{config.model} fails on the {what}{mode}: {error}") from error
 
 
 def _set_up_cuda(precision: str, deterministic: bool) -> None:
-    kind = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = kind
-    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+    set_float32_arithmetic(precision)
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic  # the fastest algorithms of this process, not of every process

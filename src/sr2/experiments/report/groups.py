@@ -7,14 +7,15 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .config import has_lambda
-from .paper import OPTIMIZERS, Cell, match
+from ..run.config import FIRST_OPTIONS, RunConfig
+from ..run.registry import has_lambda, printed
+from ..run.store import RunRecord
+from ..tasks import Score
 
-if TYPE_CHECKING:
-    from .config import RunConfig
-    from .store import RunRecord
+BASELINES_FIRST = ("proxsgd", "proxgen", "sr2")
+"""The order of optimizers in tables and legends; others come behind, by name."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +41,21 @@ class Group:
         return tuple(record for record in self.records if record.result is not None)
 
     @property
-    def cell(self) -> Cell | None:
-        """The paper's cell of these runs."""
-        return match(self.records[0])
+    def score(self) -> Score:
+        """What the runs were judged by."""
+        return self.records[0].score
 
     @property
     def variant(self) -> str:
         """The settings that tell it apart, such as "sigma=2"; often empty."""
-        return settings_text({name: getattr(self.config, name) for name in self.differs})
+        settings = self.config.flat()
+        return settings_text({name: settings.get(name) for name in self.differs})
 
     @property
     def label(self) -> str:
         """A line's name, such as "SR2 l1 1e-3"."""
-        words = [optimizer_name(self.config.optimizer), penalty(self.config), self.variant]
+        words = [printed(self.config.optimizer), penalty(self.config), self.variant]
         return " ".join(word for word in words if word)
-
-
-def optimizer_name(optimizer: str) -> str:
-    """SR2 for sr2, and so on."""
-    return OPTIMIZERS.get(optimizer, optimizer)
 
 
 def penalty(config: RunConfig) -> str:
@@ -75,16 +72,16 @@ def _has_lambda(regularizer: str) -> bool:
 
 def group(records: Iterable[RunRecord]) -> list[Group]:
     """Gather runs over seeds, in the order of the tables."""
-    by_setting: dict[tuple[Any, ...], list[RunRecord]] = {}
+    by_setting: dict[str, list[RunRecord]] = {}
     for record in sorted(records, key=lambda record: (record.config.seed, str(record.path))):
-        by_setting.setdefault(tuple(sorted(_settings(record.config).items())), []).append(record)
+        by_setting.setdefault(str(sorted(_settings(record.config).items())), []).append(record)
     found = sorted((Group(tuple(runs)) for runs in by_setting.values()), key=lambda group: order(group.config))
     alike = itertools.groupby(found, key=lambda group: order(group.config))
     return list(itertools.chain.from_iterable(_tell_apart(list(same)) for _, same in alike))
 
 
 def order(config: RunConfig) -> tuple[Any, ...]:
-    """Where a run stands in a table: the paper's order, what it does not know behind it."""
+    """Where a run stands in a table."""
     return (
         config.data,
         config.model,
@@ -92,7 +89,7 @@ def order(config: RunConfig) -> tuple[Any, ...]:
         config.regularizer,
         config.lam if _has_lambda(config.regularizer) else 0.0,
         tuple(config.reg),
-        [*OPTIMIZERS, config.optimizer].index(config.optimizer),
+        [*BASELINES_FIRST, config.optimizer].index(config.optimizer),
         config.optimizer,
     )
 
@@ -121,15 +118,24 @@ def _plain(value: object, name: str) -> str:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    return {name: value for name, value in vars(config).items() if name != "seed"}
+    return {name: value for name, value in config.flat().items() if name != "seed"}
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of settings and options in the order of a configuration."""
+    everything = [*RunConfig.of(**dict.fromkeys(FIRST_OPTIONS, 0.0)).flat()]
+    found = set(names)
+    return [name for name in everything if name in found] + sorted(found - set(everything))
 
 
 def _tell_apart(groups: list[Group]) -> list[Group]:
     every = [_settings(group.config) for group in groups]
-    differs = tuple(name for name in every[0] if len({settings[name] for settings in every}) > 1)
+    names = in_order(name for settings in every for name in settings)
+    differs = tuple(name for name in names if len({str(settings.get(name)) for settings in every}) > 1)
 
     def place(group: Group) -> list[tuple[float, str]]:
-        values = [getattr(group.config, name) for name in differs]
+        settings = group.config.flat()
+        values = [settings.get(name) for name in differs]
         return [(value if isinstance(value, int | float) else -1, str(value)) for value in values]
 
     return sorted((dataclasses.replace(group, differs=differs) for group in groups), key=place)

@@ -1,4 +1,4 @@
-"""What the paper reports: the published numbers of its 45 cells, and the runs that stand beside them."""
+"""What the paper reports: the published numbers of its cells, and the runs that stand beside them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
-from .errors import UserError
-
-if TYPE_CHECKING:
-    from .store import RunRecord
+from ..errors import UserError
+from ..run.config import RunConfig
+from ..run.store import RunRecord
 
 EPOCHS = 300
 """How long the paper trains every cell."""
-
-OPTIMIZERS = {"proxsgd": "ProxSGD", "proxgen": "ProxGEN", "sr2": "SR2"}
-"""As the paper prints them, in the order of its tables."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Cell:
 @functools.cache
 def cells() -> dict[str, Cell]:
     """All cells by name, in the paper's order."""
-    text = files(__package__).joinpath("paper_tables.json").read_text(encoding="utf-8")
+    text = files(__package__).joinpath("tables.json").read_text(encoding="utf-8")
     found = [
         Cell(
             data=row["dataset"],
@@ -76,9 +71,8 @@ def cell(name: str) -> Cell:
     return cells()[name]
 
 
-def match(record: RunRecord) -> Cell | None:
+def match(config: RunConfig) -> Cell | None:
     """The cell that a run belongs to, by data, network, optimizer, regularizer and lambda; else None."""
-    config = record.config
     for cell in cells().values():
         names = (cell.data, cell.model, cell.optimizer, cell.regularizer, ())
         same = names == (config.data, config.model, config.optimizer, config.regularizer, tuple(config.reg))
@@ -89,7 +83,7 @@ def match(record: RunRecord) -> Cell | None:
 
 def longest(records: Iterable[RunRecord]) -> list[RunRecord]:
     """Of each cell's runs those that got as far as any; shorter tries are left out."""
-    runs = [(record, match(record)) for record in records]
+    runs = [(record, match(record.config)) for record in records]
     far: dict[Cell | None, int] = {}
     for record, cell in runs:
         far[cell] = max(far.get(cell, 0), len(record.metrics))
@@ -100,7 +94,7 @@ def list_text(records: Iterable[RunRecord] = ()) -> str:
     """The text of `sr2 paper list`: every cell, its published numbers, and what was run of it."""
     found: dict[Cell, list[RunRecord]] = {}
     for record in records:
-        if (hit := match(record)) is not None:
+        if (hit := match(record.config)) is not None:
             found.setdefault(hit, []).append(record)
     width = max(map(len, cells()))
     lines = [f"{'cell':<{width}}  accuracy   w = 0  |w| <= 1e-3  runs"]
