@@ -43,10 +43,10 @@ def plan(model: nn.Module, example: tuple[Tensor, ...]) -> Plan:
     """
     if is_layer(model):  # its channels are its input and its output
         return Plan()
-    graph = trace(model, is_layer)
-    rules = Rules(model, calls(graph))
+    graph, traced = trace(model, is_layer)
+    rules = Rules(traced, calls(graph))
     with torch.no_grad():
-        for item in leaves(run(graph, model, example, rules)):
+        for item in leaves(run(graph, traced, example, rules)):
             if isinstance(item, Value):
                 rules.atoms.fix(item.atoms)
     _fix_sizes(graph, rules)
@@ -72,7 +72,8 @@ def plan(model: nn.Module, example: tuple[Tensor, ...]) -> Plan:
     made.index = IndexMap(kept, sizes, new)
     before = sum(len(layer.outs) for layer in rules.layers)
     made.channels = (before, sum(int(stays(layer.outs).sum()) for layer in rules.layers))
-    waiting = [layer.ins[layer.blocked & (layer.reads[stays(layer.outs)].any(0))] for layer in rules.layers]
+    single = [layer for layer in rules.layers if not layer.grouped]
+    waiting = [layer.ins[layer.blocked & layer.reads[stays(layer.outs)].any(0)] for layer in single]
     made.padded = len(set(rules.atoms.classes(torch.cat(waiting)).tolist())) if waiting else 0
     return made
 

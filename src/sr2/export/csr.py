@@ -133,7 +133,7 @@ def measure_layers(model: nn.Module, example: Example, *, break_even: bool = Fal
 
 def _times(layer: nn.Module, x: Tensor, sparse: nn.Module) -> list[float]:
     with torch.no_grad():
-        return milliseconds(lambda: layer(x), lambda: sparse(x), repeats=7)
+        return milliseconds(lambda: layer(x), lambda: sparse(x))
 
 
 def _break_even(layer: Any, x: Tensor) -> float:

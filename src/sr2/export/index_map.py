@@ -23,6 +23,18 @@ class IndexMap:
     sizes: dict[str, int] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
 
+    def then(self, later: IndexMap) -> IndexMap:
+        """Both cuts as one: `later` speaks of what this one has left."""
+        kept = {name: dict(axes) for name, axes in self.kept.items()}
+        for name, axes in later.kept.items():
+            for axis, at in axes.items():
+                before = kept.setdefault(name, {}).get(axis)
+                if before is None:
+                    kept[name][axis] = at
+                else:
+                    kept[name][axis] = before.clone().masked_scatter_(before, at)
+        return IndexMap(kept, {**self.sizes, **later.sizes}, (*self.biases, *later.biases))
+
     def to_text(self) -> str:
         """JSON; equal masks are written once, packed as bits."""
         masks: dict[str, int] = {}

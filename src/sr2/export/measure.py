@@ -25,20 +25,23 @@ def inputs_of(example: Example) -> tuple[Tensor, ...]:
     return made
 
 
-def milliseconds(*bodies: Callable[[], object], repeats: int = 9, least: float = 0.005) -> list[float]:
-    """The median time of each, interleaved, so that what else the machine does meets all of them alike.
+REPEATS = 9
+"""Timings of each thing; the median counts."""
+LEAST_SECONDS = 0.005
+"""What takes less is called several times per timing."""
 
-    A body that takes less than `least` seconds is called several times per timing.
-    """
+
+def milliseconds(*bodies: Callable[[], object]) -> list[float]:
+    """The median time of each, interleaved, so that what else the machine does meets all of them alike."""
     counts = []
     for body in bodies:
         body()
         start = time.perf_counter()
         body()
         _wait()
-        counts.append(min(200, max(1, math.ceil(least / max(time.perf_counter() - start, 1e-7)))))
+        counts.append(min(200, max(1, math.ceil(LEAST_SECONDS / max(time.perf_counter() - start, 1e-7)))))
     seconds: list[list[float]] = [[] for _ in bodies]
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         for body, count, found in zip(bodies, counts, seconds, strict=True):
             start = time.perf_counter()
             for _ in range(count):

@@ -69,8 +69,8 @@ class Movements:
         return self._moved(result.expand(found.shape), found.double())
 
     def _move(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Any:
-        if name == "split" or (name == "squeeze" and len(args) + len(kwargs) == 1):
-            self.atoms.fix(args[0].atoms)  # the sizes are numbers; a last channel would be squeezed too
+        if isinstance(args[0], Value) and self._counts_channels(name, args, kwargs):
+            self.atoms.fix(args[0].atoms)
         atoms = execute(node, _lifted(args), _lifted(kwargs))
         found = execute(node, _lifted(args, True), _lifted(kwargs, True))
         if isinstance(atoms, Tensor):
@@ -81,6 +81,23 @@ class Movements:
                 prefer = next((other for other in varying if other != axis), None)
             return self._moved(atoms, found, prefer)
         return tuple(self._moved(a, f) for a, f in zip(atoms, found, strict=True))
+
+    def _counts_channels(self, name: str, args: Any, kwargs: Any) -> bool:
+        """Whether the code has a number in it that would not follow the channels."""
+        varying = self.atoms.varying(args[0].atoms)
+        if name == "unbind":
+            return (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(args[0].shape) in varying
+        if name == "expand":
+            sizes = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
+            return any(size != -1 for size in sizes[len(sizes) - len(args[0].shape) :]) and bool(varying)
+        return name == "split" or (name == "squeeze" and len(args) + len(kwargs) == 1)
+
+    def _pad_channels(self, node: fx.Node, args: Any, kwargs: Any) -> Value:
+        """Zeros beside the channels, as in the shortcuts of the first ResNets: they stay."""
+        if any(args[1][: 2 * (len(args[0].shape) - 2)]):
+            self.atoms.fix(args[0].atoms)
+        atoms = execute(node, (args[0].atoms, args[1]), {})
+        return self._moved(atoms, execute(node, (args[0].constants, *args[1:]), kwargs))
 
     def _view(self, node: fx.Node, args: Any) -> Value:
         """Axes that are given as numbers keep their length; -1 and `self.heads` follow the channels."""

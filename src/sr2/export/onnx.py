@@ -73,7 +73,7 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
     )
     """
     made = copy.deepcopy(model).eval()
-    graph = trace(made, is_layer)
+    graph, _ = trace(made, is_layer)
     used = calls(graph)
     for node in graph.nodes:
         pair = _foldable(made, node, used)

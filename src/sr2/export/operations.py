@@ -47,6 +47,7 @@ MIXING = {"softmax", "log_softmax", "layer_norm", "rms_norm", "normalize", "grou
 SPATIAL = {*_POOLS, "interpolate", "pad"}
 """The channels of axis 1 do not meet."""
 ASKING = {"size", "dim", "numel", "getattr"}
+ATTRIBUTES = {"shape", "ndim", "device", "dtype", "is_cuda", "requires_grad"}
 
 ELEMENTWISE_LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU),

@@ -59,12 +59,8 @@ class Rules(Movements):
             return node.args[0] if node.args else None  # the default of an argument that the example leaves out
         return self._fixed(example.shape)
 
-    def call_module(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> Any:
-        x = args[0] if args else None
-        if not isinstance(x, Value):
-            raise UnknownOperationError(
-                f"{name} ({type(module).__name__}) is given no activation first: nothing is changed"
-            )
+    def call_module(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else next(iter(kwargs.values()))
         if isinstance(module, known.ELEMENTWISE_LAYERS):
             return Value(x.atoms, module(x.constants.clone()))
         if isinstance(module, known.SPATIAL_LAYERS):
@@ -82,7 +78,7 @@ class Rules(Movements):
         if isinstance(module, nn.Embedding):
             return self._embedding(name, module, x)
         if isinstance(module, nn.MultiheadAttention):
-            for item in leaves(args):
+            for item in leaves((args, kwargs)):
                 if isinstance(item, Value):
                     self.atoms.fix(item.atoms)
             return self._fixed(x.shape), None
@@ -94,7 +90,7 @@ class Rules(Movements):
 
     def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = name_of(node)
-        if name in known.ASKING:
+        if name in known.ASKING and (name != "getattr" or args[1] in known.ATTRIBUTES):
             return execute(node, mapped(args, lambda x: x.constants), kwargs)
         if name in known.ELEMENTWISE or (name in known.PAIRWISE and self._one_tensor(args, kwargs)):
             x = next(item for item in leaves((args, kwargs)) if isinstance(item, Value))
@@ -102,6 +98,8 @@ class Rules(Movements):
             return Value(x.atoms, found.double())
         if name in known.PAIRWISE:
             return self._pairwise(node, args, kwargs)
+        if name == "pad" and len(args[1]) > 2 * (len(args[0].shape) - 2):
+            return self._pad_channels(node, args, kwargs)
         if name in known.SPATIAL and isinstance(args[0], Value):
             return self._spatial(args[0], execute(node, mapped(args, lambda x: x.constants), kwargs))
         if name in known.MIXING and isinstance(args[0], Value):
@@ -111,8 +109,8 @@ class Rules(Movements):
             return self._view(node, args)
         if name == "chunk":
             return self._chunk(node, args, kwargs)
-        if name == "getitem" and isinstance(args[0], Value):
-            return self._getitem(args[0], args[1])
+        if name == "getitem":
+            return self._getitem(args[0], args[1]) if isinstance(args[0], Value) else execute(node, args, kwargs)
         if name in known.MOVING:
             return self._move(node, name, args, kwargs)
         if name in ("matmul", "bmm", "scaled_dot_product_attention"):

@@ -47,7 +47,7 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
 
     A channel goes if no weight other than zero leads from it to the output, or if it is a constant c (a filter of
     zeros behind batch norm) and every layer that reads it can take W c into its bias, which zero padding does not allow
-    unless c = 0. This is decided for the whole network at once, so a second call finds nothing more. Channels that meet
+    unless c = 0. This is decided for the whole network at once and repeated until nothing more goes. Channels that meet
     in a sum go together. What it did is in `.shrunk` of the result, and is printed unless `verbose=False`; `.index_map`
     says where its entries were, and `save` writes it along.
 
@@ -75,8 +75,7 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
     inputs = inputs_of(example)
     exact = copy.deepcopy(model).eval().cpu().double()
     small = copy.deepcopy(exact)
-    found = plan(exact, tuple(item.cpu() for item in inputs))
-    apply(found, small)
+    found = _cut(small, tuple(item.cpu() for item in inputs))
     error = _verify(exact, small, inputs)
     _cast_like(small, model)
     small.index_map = found.index  # type: ignore[assignment]
@@ -84,6 +83,18 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
     if verbose:
         print(small.shrunk)
     return small
+
+
+def _cut(model: nn.Module, inputs: tuple[Tensor, ...]) -> Plan:
+    """Plan and cut until nothing is left to cut: what was one of many groups may now be cut inside."""
+    found = plan(model, inputs)
+    apply(found, model)
+    last = found
+    while last.index.kept or last.added:
+        last = plan(model, inputs)
+        apply(last, model)
+        found = Plan(found.index.then(last.index), {}, (found.channels[0], last.channels[1]), last.padded)
+    return found
 
 
 def _verify(exact: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...]) -> float:
@@ -95,8 +106,8 @@ def _verify(exact: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...]) -> f
         with torch.no_grad():
             try:
                 after = [item for item in leaves(small(*tried)) if isinstance(item, Tensor)]
-            except RuntimeError as error:
-                reason = str(error).splitlines()[0]
+            except Exception as error:  # whatever its forward does with other sizes
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise ValueError(
                     f"the shrunk {type(small).__name__} does not run ({reason}): nothing is changed"
                 ) from error

@@ -38,8 +38,8 @@ class _Tracer(fx.Tracer):
         return self._is_layer(m) or super().is_leaf_module(m, module_qualified_name)
 
 
-def trace(model: nn.Module, is_layer: Callable[[nn.Module], bool]) -> fx.Graph:
-    """The operations of `model.forward`, layers as one operation each; `model` itself is not changed."""
+def trace(model: nn.Module, is_layer: Callable[[nn.Module], bool]) -> tuple[fx.Graph, nn.Module]:
+    """The operations of `model.forward`, layers as one operation each, and a copy that has its constants too."""
     named = copy.deepcopy(model)
     for path, module in named.named_modules():
         if not is_layer(module):
@@ -47,7 +47,7 @@ def trace(model: nn.Module, is_layer: Callable[[nn.Module], bool]) -> fx.Graph:
                 if type(value) is int:
                     module.__dict__[key] = Dimension.of(value, f"{path}.{key}" if path else key)
     try:
-        return _Tracer(is_layer).trace(named)
+        return _Tracer(is_layer).trace(named), named
     except Exception as error:  # whatever the user's forward does to an fx proxy
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnknownOperationError(
@@ -57,7 +57,7 @@ def trace(model: nn.Module, is_layer: Callable[[nn.Module], bool]) -> fx.Graph:
 
 
 def run(graph: fx.Graph, model: nn.Module, example: tuple[Tensor, ...], rules: Any) -> Any:
-    """Every operation once, in order; `rules.call(node, function or module, args, kwargs)` says what each one gives.
+    """Every operation once, in order; `rules.call` and `rules.call_module` say what each one gives.
 
     Operations that touch no activation (sizes, buffers, masks) are computed as they are. Returns the output.
     """
@@ -75,15 +75,29 @@ def run(graph: fx.Graph, model: nn.Module, example: tuple[Tensor, ...], rules: A
             known[node] = operator.attrgetter(node.target)(model)
         elif node.op == "output":
             return args[0]
-        elif node.op == "call_module":
-            known[node] = rules.call_module(node.target, model.get_submodule(node.target), args)
-        elif not any(isinstance(item, Value) for item in leaves((args, kwargs))):
-            known[node] = execute(node, args, kwargs)
         else:
-            known[node] = rules.call(node, args, kwargs)
+            known[node] = _called(node, model, args, kwargs, rules)
         if _in_place(node, model):  # whoever reads the argument from now on reads the result
             known[node.args[0]] = known[node]
     raise AssertionError("a graph of torch.fx ends with its output")
+
+
+def _called(node: fx.Node, model: nn.Module, args: Any, kwargs: Any, rules: Any) -> Any:
+    module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+    try:
+        if not any(isinstance(item, Value) for item in leaves((args, kwargs))):
+            return module(*args, **kwargs) if module is not None else execute(node, args, kwargs)
+        if module is not None:
+            return rules.call_module(str(node.target), module, args, kwargs)
+        return rules.call(node, args, kwargs)
+    except UnknownOperationError:
+        raise
+    except Exception as error:  # an operation it knows, used in a way it does not
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        what = node.target if module is not None else name_of(node)
+        raise UnknownOperationError(
+            f"shrink cannot follow {what} ({node.name}: {reason}): nothing is changed"
+        ) from error
 
 
 def calls(graph: fx.Graph) -> Counter[str]:
