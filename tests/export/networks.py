@@ -17,7 +17,12 @@ def vgg():
 def unpadded():
     """No padding: constants become biases."""
     return nn.Sequential(
-        *(nn.Conv2d(3, 12, 3, bias=False), nn.BatchNorm2d(12), nn.Sigmoid(), nn.Conv2d(12, 10, 3, stride=2, bias=False)),
+        *(
+            nn.Conv2d(3, 12, 3, bias=False),
+            nn.BatchNorm2d(12),
+            nn.Sigmoid(),
+            nn.Conv2d(12, 10, 3, stride=2, bias=False),
+        ),
         *(nn.BatchNorm2d(10), nn.GELU(), nn.Conv2d(10, 8, 1, bias=False), nn.AdaptiveAvgPool2d(1)),
         *(nn.Flatten(), nn.Linear(8, 4)),
     )
@@ -132,3 +137,14 @@ def kill_heads(model, dead):
                 for head in dead:
                     module.out.weight[:, head * module.size : (head + 1) * module.size] = 0
     return model
+
+
+class Cumulative(nn.Module):
+    """An operation that shrink does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.b(self.a(x).cumsum(-1))
