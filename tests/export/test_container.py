@@ -309,6 +309,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
         {"index": json.dumps({"kept": {}, "masks": ["9:AA=="], "sizes": {}, "biases": []})},
         {"index": json.dumps({"kept": {}, "masks": ["x"], "sizes": {}, "biases": []})},
         {"sha256": "0" * 64},
+        {"sha257": "0" * 64},
     ],
 )
 def test_hostile_metadata(tmp_path, metadata):

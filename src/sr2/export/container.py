@@ -194,6 +194,8 @@ def _read(path: Path, max_bytes: int) -> tuple[Tensors, IndexMap | None]:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT}")
         if metadata.get("version") != VERSION:
             raise ValueError(f"its version is {metadata.get('version')!r}, and this sr2 reads {VERSION}")
+        if unknown := set(metadata) - {"format", "version", "tied", "bytes", "index", "sha256"}:
+            raise ValueError(f"it has metadata that version {VERSION} does not know: {min(unknown)!r}")
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     if "sha256" in metadata and metadata["sha256"] != _digest(stored, metadata):
         raise ValueError("its checksum is wrong")
