@@ -1,5 +1,7 @@
 """semi_structured: its checks, here; what it gains, in benchmarks/semi_structured.py on a GPU."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -69,6 +71,59 @@ def test_the_table():
     printed = str(SemiStructured(rows))
     assert "2.00" in printed
     assert "64 x 63" in printed
+
+
+@pytest.fixture
+def rehearsed(monkeypatch):
+    """The whole way without a GPU: torch's conversion is left out."""
+    module = sys.modules["sr2.export.semi_structured"]
+    monkeypatch.setattr(module, "_check_device", lambda model: None)
+    monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda tensor: tensor)
+    return module
+
+
+def a_network():
+    torch.manual_seed(0)
+    layers = two_of_four(nn.Conv2d(64, 64, 1)), nn.Flatten(), two_of_four(nn.Linear(64, 32)), nn.Linear(32, 7)
+    return nn.Sequential(*layers).bfloat16()
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_a_networkrehearsed(capsys):
+    model, x = a_network(), torch.randn(8, 64, 1, 1).bfloat16()
+    fast = semi_structured(model)
+    assert [row.reason for row in fast.semi_structured.layers][:2] == [None, None]
+    assert "7 x 32" in fast.semi_structured.layers[2].reason
+    assert isinstance(fast[0], PointwiseConv2d)
+    assert isinstance(model[0], nn.Conv2d)
+    torch.testing.assert_close(fast(x), model(x), atol=2e-2, rtol=2e-2)
+    assert capsys.readouterr().out == f"{fast.semi_structured}\n"
+
+
+def test_with_an_example_only_faster_layers_are_converted(rehearsed, monkeypatch):
+    times = iter([[2.0, 1.0], [1.0, 1.0]])
+    monkeypatch.setattr(rehearsed, "milliseconds", lambda *bodies: next(times))
+    fast = semi_structured(a_network(), torch.randn(8, 64, 1, 1).bfloat16(), verbose=False)
+    assert [row.reason for row in fast.semi_structured.layers][:2] == [None, "slower"]
+    assert isinstance(fast[0], PointwiseConv2d)
+    assert isinstance(fast[2], nn.Linear)
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_nothing_to_convert_is_one_sentence():
+    with pytest.raises(ValueError, match=r"no layer of Sequential can be 2:4 \(0: float32"):
+        semi_structured(nn.Sequential(nn.Linear(64, 64)))
+    with pytest.raises(ValueError, match="no linear layer"):
+        semi_structured(nn.Sequential(nn.ReLU()))
+
+
+def test_no_kernel_is_one_sentence(rehearsed, monkeypatch):
+    def fails(tensor):
+        raise RuntimeError("no such kernel\nand a stack")
+
+    monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", fails)
+    with pytest.raises(ValueError, match=r"\(no such kernel\): keep the dense model"):
+        semi_structured(a_network())
 
 
 @cuda

@@ -69,10 +69,7 @@ def semi_structured(model: Model, example: Example | None = None, *, verbose: bo
         example: one input, or a tuple of them, to measure with; None converts every layer that can be.
         verbose: print the table.
     """
-    for name, tensor in model.named_parameters():
-        if tensor.device.type != "cuda":
-            where = f"2:4 needs a CUDA device, and {name} is on {tensor.device}"
-            raise ValueError(f"{where}: use model.cuda() on a machine with an NVIDIA GPU")
+    _check_device(model)
     layers = {name: module for name, module in model.named_modules() if _matrix(module) is not None}
     reasons = {name: why_not(module) for name, module in layers.items()}
     if all(reason is not None for reason in reasons.values()):
@@ -98,6 +95,13 @@ def semi_structured(model: Model, example: Example | None = None, *, verbose: bo
     if verbose:
         print(made.semi_structured)
     return made
+
+
+def _check_device(model: nn.Module) -> None:
+    for name, tensor in model.named_parameters():
+        if tensor.device.type != "cuda":
+            where = f"2:4 needs a CUDA device, and {name} is on {tensor.device}"
+            raise ValueError(f"{where}: use model.cuda() on a machine with an NVIDIA GPU")
 
 
 def why_not(module: nn.Module) -> str | None:
