@@ -1,5 +1,7 @@
 """Networks with every kind of channel that `shrink` has to follow, and ways to let their filters die."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -60,7 +62,7 @@ class Attention(nn.Module):
         batch, length, _ = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, self.size).permute(2, 0, 3, 1, 4).unbind(0)
         if self.explicit:
-            weights = (q @ k.transpose(-2, -1)) * 0.5
+            weights = q @ k.mT / math.sqrt(q.shape[-1])
             mask = torch.ones(4, 4, dtype=torch.bool).tril()
             y = weights.masked_fill(~mask, float("-inf")).softmax(-1) @ v
         else:
@@ -99,6 +101,7 @@ class Tokens(nn.Module):
         self.head.weight = self.token.weight
 
     def forward(self, tokens):
+        assert tokens.shape[1] <= 4, "too long"
         x = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
         return self.head(self.norm(self.blocks(x)))
 

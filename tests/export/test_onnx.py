@@ -56,8 +56,8 @@ def test_a_network_that_cannot_be_shrunk_is_exported_whole(tmp_path):
 @pytest.mark.parametrize("make", [unpadded, Mobile])
 def test_batch_norm_is_folded(make):
     model = randomize(make(), torch.Generator().manual_seed(0)).double()
-    folded = fold_batch_norm(model)
     x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    folded = fold_batch_norm(model, x)
     torch.testing.assert_close(folded(x), model(x))
     assert not any(isinstance(m, nn.BatchNorm2d) for m in folded.modules())
 
@@ -73,7 +73,7 @@ def test_batch_norm_behind_something_shared_stays():
             return self.norm(x) + x
 
     model = randomize(Shared(), torch.Generator().manual_seed(0))
-    assert isinstance(fold_batch_norm(model).norm, nn.BatchNorm2d)
+    assert isinstance(fold_batch_norm(model, torch.zeros(1, 3, 2, 2)).norm, nn.BatchNorm2d)
 
 
 def test_without_onnxruntime_one_sentence():

@@ -233,11 +233,12 @@ class Odd(nn.Module):
         (lambda x: torch.fft.fft(x).real, "fft"),
         (lambda x: torch.sort(x).values, "sort"),
         (lambda x: x if x.sum() > 0 else -x, "torch.fx"),
+        (lambda x: x if x.sum().item() > 0 else -x, "torch.fx"),
         (lambda x: x[:, torch.tensor([1, 0, 2, 3, 4, 5])], "index"),
         (lambda x: F.linear(x, torch.ones(6, 6)), "linear"),
         (nn.LSTM(6, 6), "LSTM"),
     ],
-    ids=["cumsum", "fft", "sort", "decision", "index", "linear", "LSTM"],
+    ids=["cumsum", "fft", "sort", "decision", "decision of a number", "index", "linear", "LSTM"],
 )
 def test_an_unknown_operation_is_named_and_nothing_is_touched(function, word):
     model = Odd(function)
@@ -265,6 +266,7 @@ def test_an_unknown_operation_is_named_and_nothing_is_touched(function, word):
         lambda x: torch.cat(x.split(2, dim=1), 1),
         lambda x: torch.maximum(x, -x),
         lambda x: x.t().t(),
+        lambda x: x if x.shape[0] > 1 and x.dim() == 2 else -x,
         lambda x: torch.cat(torch.unbind(x.unsqueeze(0), 0), 0),
     ],
 )
@@ -307,6 +309,14 @@ def test_a_forward_that_lies_about_its_type_is_found_out():
         model[1].weight[:, :2] = 0
     with pytest.raises(ValueError, match="nothing is changed"):
         shrink(model, torch.zeros(1, 4))
+
+
+def test_a_decision_that_counts_channels_is_found_out():
+    model = Odd(lambda x: x if x.shape[1] > 3 else -x)
+    with torch.no_grad():
+        model.a.weight[:3] = 0
+    with pytest.raises(ValueError, match="nothing is changed"):
+        shrink(model, torch.zeros(2, 4))
 
 
 def test_training_types_and_layouts_come_back():

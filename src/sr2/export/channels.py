@@ -39,11 +39,11 @@ def plan(model: nn.Module, example: tuple[Tensor, ...]) -> Plan:
 
     Args:
         model: in evaluation mode and float64, on the CPU; only read.
-        example: inputs, for their shapes.
+        example: inputs in float64, for their shapes.
     """
     if is_layer(model):  # its channels are its input and its output
         return Plan()
-    graph, traced = trace(model, is_layer)
+    graph, traced = trace(model, is_layer, example)
     rules = Rules(traced, calls(graph))
     with torch.no_grad():
         for item in leaves(run(graph, traced, example, rules)):

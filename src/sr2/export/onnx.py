@@ -60,25 +60,25 @@ def to_onnx(model: nn.Module, example: Example, path: str | Path, *, verbose: bo
     except UnknownOperationError:
         small, shrunk = whole, False
     if shrunk:
-        small = fold_batch_norm(small)
+        small = fold_batch_norm(small, inputs)
     data = _export(small, tuple(torch.cat([item, item]) for item in inputs))
     error = _compare(runtime, data, whole, inputs)
     write_whole(path, data)
     return Exported(len(data), error, shrunk)
 
 
-def fold_batch_norm(model: nn.Module) -> nn.Module:
+def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
     """A copy in which batch norm right behind a convolution or a linear layer is part of that layer's weights.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)).eval()
-    >>> fold_batch_norm(model)
+    >>> fold_batch_norm(model, torch.zeros(1, 3, 8, 8))
     Sequential(
       (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
       (1): Identity()
     )
     """
     made = copy.deepcopy(model).eval()
-    graph, _ = trace(made, is_layer)
+    graph, _ = trace(made, is_layer, inputs_of(example))
     used = calls(graph)
     for node in graph.nodes:
         pair = _foldable(made, node, used)

@@ -92,6 +92,8 @@ class Rules(Movements):
         name = name_of(node)
         if name in known.ASKING and (name != "getattr" or args[1] in known.ATTRIBUTES):
             return execute(node, mapped(args, lambda x: x.constants), kwargs)
+        if name == "getattr" and args[1] in ("T", "mT"):
+            return self._moved(getattr(args[0].atoms, args[1]), getattr(args[0].constants, args[1]))
         if name in known.ELEMENTWISE or (name in known.PAIRWISE and self._one_tensor(args, kwargs)):
             x = next(item for item in leaves((args, kwargs)) if isinstance(item, Value))
             found = execute(node, mapped(args, lambda x: x.constants.clone()), kwargs)

@@ -75,7 +75,7 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
     inputs = inputs_of(example)
     exact = copy.deepcopy(model).eval().cpu().double()
     small = copy.deepcopy(exact)
-    found = _cut(small, tuple(item.cpu() for item in inputs))
+    found = _cut(small, tuple(item.cpu().double() if item.is_floating_point() else item.cpu() for item in inputs))
     error = _verify(exact, small, inputs)
     _cast_like(small, model)
     small.index_map = found.index  # type: ignore[assignment]

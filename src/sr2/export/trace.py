@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from .values import Value
@@ -29,17 +31,59 @@ class Dimension(int):
         return made
 
 
+_CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
+
+
+@contextlib.contextmanager
+def _not_tracing() -> Iterator[None]:
+    """torch.fx replaces these two while it traces; here modules compute as they always do."""
+    during = nn.Module.__call__, nn.Module.__getattr__
+    nn.Module.__call__, nn.Module.__getattr__ = _CALL, _GETATTR  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__, nn.Module.__getattr__ = during  # type: ignore[method-assign]
+
+
 class _Tracer(fx.Tracer):
-    def __init__(self, is_layer: Callable[[nn.Module], bool]) -> None:
+    """Layers are one operation each, and `if x.shape[1] > 4` is decided as for the example."""
+
+    proxy_buffer_attributes = True  # `self.mask[:length]` is an operation too
+
+    def __init__(self, is_layer: Callable[[nn.Module], bool], example: tuple[Tensor, ...]) -> None:
         super().__init__()
-        self._is_layer = is_layer
+        self._is_layer, self._inputs = is_layer, iter(example)
+        self._seen: dict[fx.Node, Any] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return self._is_layer(m) or super().is_leaf_module(m, module_qualified_name)
 
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        with torch.no_grad(), _not_tracing():
+            for node in list(obj.node.graph.nodes):
+                if node not in self._seen:
+                    self._seen[node] = self._compute(node)
+        found = self._seen[obj.node]
+        return bool(found) if isinstance(found, (bool, int)) else super().to_bool(obj)  # a tensor: it may differ
 
-def trace(model: nn.Module, is_layer: Callable[[nn.Module], bool]) -> tuple[fx.Graph, nn.Module]:
-    """The operations of `model.forward`, layers as one operation each, and a copy that has its constants too."""
+    def _compute(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return next(self._inputs, node.args[0] if node.args else None)
+        if node.op == "get_attr":
+            return operator.attrgetter(str(node.target))(self.root)
+        args: Any = fx.node.map_arg(node.args, self._seen.__getitem__)
+        kwargs: Any = fx.node.map_arg(node.kwargs, self._seen.__getitem__)
+        if node.op == "call_module":
+            return self.root.get_submodule(str(node.target))(*args, **kwargs)
+        if node.target in ("item", "tolist"):
+            raise fx.proxy.TraceError("a decision depends on the numbers of a tensor")
+        return execute(node, args, kwargs)
+
+
+def trace(
+    model: nn.Module, is_layer: Callable[[nn.Module], bool], example: tuple[Tensor, ...]
+) -> tuple[fx.Graph, nn.Module]:
+    """The operations of `model.forward`, and a copy of the model that also has the constants of the code."""
     named = copy.deepcopy(model)
     for path, module in named.named_modules():
         if not is_layer(module):
@@ -47,12 +91,12 @@ def trace(model: nn.Module, is_layer: Callable[[nn.Module], bool]) -> tuple[fx.G
                 if type(value) is int:
                     module.__dict__[key] = Dimension.of(value, f"{path}.{key}" if path else key)
     try:
-        return _Tracer(is_layer).trace(named), named
+        return _Tracer(is_layer, example).trace(named), named
     except Exception as error:  # whatever the user's forward does to an fx proxy
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnknownOperationError(
             f"{type(model).__name__} cannot be followed by torch.fx ({reason}): "
-            "shrink needs a forward without decisions that depend on tensors"
+            "shrink needs a forward without decisions that depend on the numbers in tensors"
         ) from error
 
 
