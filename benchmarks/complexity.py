@@ -126,7 +126,7 @@ def run(problem: Problem, smallest: float, most: int = 200_000) -> Record:
         if problem.batches > 1:
             record.measure.append(expected_square(problem, x, optimizer.sigma))
             optimizer.step(lambda part=part: problem.f(x, part), objective=lambda: problem.f(x))
-        else:  # one batch: the step itself is the expectation, and a refused step is no success
+        else:  # one batch: the step itself is the expectation, and a rejected step is no success
             optimizer.step(lambda: problem.f(x))
         last = optimizer.last_step
         assert last is not None
@@ -167,8 +167,8 @@ def draw() -> None:
         last = epsilons <= 10.01 * epsilons[-1]
         rate = slope(epsilons[last], total[last])
         axes.loglog(1 / epsilons, total, marker, ms=4, color=colour, label=f"{label}: slope {rate:.2f}")
-        done, refused = record.until(epsilons[-1])
-        print(f"{label}: {done} accepted and {refused} refused to {epsilons[-1]:g}, last slope {rate:.3f}")
+        done, rejected = record.until(epsilons[-1])
+        print(f"{label}: {done} accepted and {rejected} rejected to {epsilons[-1]:g}, last slope {rate:.3f}")
     axes.loglog(1 / epsilons, np.min(bounds, axis=0), "k--", lw=1.2, label="the bound of section 4: slope 2")
     axes.set_xlabel(r"1 / $\epsilon$")
     axes.set_ylabel(r"iterations until $E|s|^2 \leq \epsilon^2$")

@@ -56,8 +56,8 @@ def narrow(classes: int, in_shape: tuple[int, ...]) -> nn.Module:
 def thumbnails() -> list[torch.Tensor]:
     """CIFAR-10 with the means of 4 x 4 pixels as pixels."""
     data = load("cifar10")
-    small = [avg_pool2d(x.float(), 4).round().to(torch.uint8) for x in (data.train_images, data.test_images)]
-    return [small[0], data.train_labels, small[1], data.test_labels]
+    small = [avg_pool2d(x.float(), 4).round().to(torch.uint8) for x in (data.train_inputs, data.test_inputs)]
+    return [small[0], data.train_targets, small[1], data.test_targets]
 
 
 def train(width: int, regularizer: Regularizer, constants: dict[str, Any], seed: int) -> str:
@@ -77,7 +77,7 @@ def train(width: int, regularizer: Regularizer, constants: dict[str, Any], seed:
     zeros, loss = 100 * sparsity(model).fraction, statistics.fmean(losses)
     return (
         f"accuracy {min(accuracy[-6:]):.1f} to {max(accuracy[-6:]):.1f}, at the end {accuracy[-1]:.1f} %, "
-        f"zeros {zeros:.1f} %, loss {loss:.3f}, sigma {optimizer.sigma:.3g}, gamma3 {optimizer.search.gamma3:.5g}"
+        f"zeros {zeros:.1f} %, loss {loss:.3f}, sigma {optimizer.sigma:.3g}, gamma3 {optimizer.rule.gamma3:.5g}"
     )
 
 

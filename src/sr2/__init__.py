@@ -1,5 +1,6 @@
 """sr2: train sparse PyTorch networks under nonsmooth regularizers, without a learning rate to tune."""
 
+from . import directions, metrics, rules, schedules
 from .optim import SR2, BatchGrowth, ProxGEN, ProxSGD, certificate, param_groups
 from .regularizers import (
     L0,
@@ -41,7 +42,11 @@ __all__ = [
     "Rank",
     "Regularizer",
     "certificate",
+    "directions",
+    "metrics",
     "param_groups",
     "prune_",
+    "rules",
+    "schedules",
     "sparsity",
 ]

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from sr2 import L1, SR2, BatchGrowth
-from sr2.optim.search import rounding
+from sr2.optim.parts.rules import Rounding
 
 BF16 = torch.bfloat16
 EPS = torch.finfo(BF16).eps
@@ -36,7 +36,7 @@ def train(autocast, capturable=False, epochs=40):
 
 
 def test_sigma_does_not_run_away_under_autocast():
-    """f(x) - f(x + s) is rounding once the loss is small: without the slack every second such step is refused."""
+    """f(x) - f(x + s) is rounding once the loss is small: without the slack every second such step is rejected."""
     (runs_away, high), (stays, low) = train(None), train(BF16)
     assert max(runs_away) > 1e3
     assert 0.1 < min(stays) < max(stays) < 100
@@ -80,14 +80,14 @@ def test_the_slack_covers_what_rounded_logits_do_to_a_cross_entropy(size):
         for _ in range(200):
             moved = z + 0.1 * torch.randn_like(z)
             exact, coarse = (nn.functional.cross_entropy(a, y).double() for a in (moved, moved.bfloat16().float()))
-            yield float((coarse - exact).abs() / rounding(exact, exact, 0.0, 2 * EPS))
+            yield float((coarse - exact).abs() / Rounding(0.0, 2 * EPS).slack(exact, exact))
 
     assert max(errors()) < 0.7
 
 
 @pytest.mark.parametrize(("share", "accepted"), [(0.9, True), (1.2, False)])
 @pytest.mark.parametrize(("f", "slack"), [(1.0, 2 * EPS), (2.0**-7, 2 * EPS * 2.0**-7 * 7 * math.log(2))])
-def test_what_rises_beyond_the_slack_is_refused(f, slack, share, accepted):
+def test_what_rises_beyond_the_slack_is_rejected(f, slack, share, accepted):
     x = nn.Parameter(torch.zeros(1))
     optimizer = SR2([x], sigma=1.0, autocast=BF16)
     optimizer.step(lambda: f - 1e-9 * x.sum() + share * slack * (x.detach() != 0).float().sum())

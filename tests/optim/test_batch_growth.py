@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L1, SR2, BatchGrowth
-from sr2.optim.batch_growth import GradientNoise
-from sr2.optim.evaluation import loss_and_gradients
+from sr2.optim.closure.losses import loss_and_gradients
+from sr2.optim.theory.batch_growth import GradientNoise
 
 rng = np.random.default_rng(0)
 N = 256
@@ -79,7 +79,7 @@ def test_a_failed_batch_is_not_stepped_on():
     for _ in run(optimizer, x, 5):
         assert optimizer.batch_size == 64
         assert optimizer.last_step.accepted
-    assert optimizer.counts == {"accepted": 5, "refused": 0, "null": 4, "broken": 0}
+    assert optimizer.counts == {"accepted": 5, "rejected": 0, "null": 4, "broken": 0}
 
 
 def test_the_test_is_the_formula():
@@ -224,7 +224,7 @@ def test_the_same_bits_as_without_growth(closure):
         ends.append((x.detach(), optimizer.sigma, optimizer.counts, optimizer.last_step))
     assert torch.equal(ends[0][0], ends[1][0])
     assert ends[0][1:] == ends[1][1:]
-    assert ends[0][2]["refused"] > 0
+    assert ends[0][2]["rejected"] > 0
 
 
 def test_two_halves_are_the_whole_batch():
@@ -251,7 +251,7 @@ def work(rank, folder):
             if i == 0:
                 with GradientNoise(optimizer._parameters()) as noise:
                     loss_and_gradients(closure, optimizer._parameters())
-                estimate = noise.estimate(optimizer._process_group())
+                estimate = noise.estimate(optimizer._process_group)
             optimizer.step(closure)
             sizes.append(optimizer.batch_size)
         weights = [p.detach() for p in model.parameters()]

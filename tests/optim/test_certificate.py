@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sr2 import L1, SR2, GroupL2, ProxGEN, certificate
-from sr2.optim.certificate import Estimate
+from sr2.optim.theory.certificate import Estimate
 
 N, D, LAM, SIGMA = 96, 5, 0.1, 6.0
 
@@ -72,7 +72,7 @@ def slow(x, A, b, rows, lam, sigma, L, eta1=7.5e-4):
     }
 
 
-@pytest.mark.parametrize("sigma", [2.2, SIGMA, 50.0], ids=["some refused", "middle", "large"])
+@pytest.mark.parametrize("sigma", [2.2, SIGMA, 50.0], ids=["some rejected", "middle", "large"])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_number_and_the_inequality(sigma, seed):
     model, data, A, b, rows = problem(seed)
@@ -94,7 +94,7 @@ def test_every_number_and_the_inequality(sigma, seed):
     assert found.sigma == sigma
 
 
-def test_some_of_those_were_refused():
+def test_some_of_those_were_rejected():
     model, data, *_ = problem(0)
     found = certificate(model, data, SR2(model, L1(LAM), sigma=2.2), loss=F.mse_loss)
     assert 2 < found.accepted < found.batches

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2, ProxGEN, ProxSGD, param_groups
-from sr2.optim.closure_watch import ASKED
+from sr2.optim.closure.watch import ASKED
 
 ALL = [SR2, ProxGEN, ProxSGD]
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
@@ -238,7 +238,7 @@ def test_an_exception_in_the_trial_leaves_no_trace(error, foreach, options):
 
 
 @pytest.mark.parametrize("write", [forward_only, lbfgs_kind])
-@pytest.mark.parametrize("sigma", [2.0, 1e-3], ids=["accepted", "refused"])
+@pytest.mark.parametrize("sigma", [2.0, 1e-3], ids=["accepted", "rejected"])
 def test_grad_after_the_step_is_the_gradient_at_x(write, sigma):
     model = network(dropout=False)
     optimizer = SR2(model, L1(1e-3), sigma=sigma)
@@ -250,7 +250,7 @@ def test_grad_after_the_step_is_the_gradient_at_x(write, sigma):
 
 
 @pytest.mark.parametrize("write", [forward_only, lbfgs_kind])
-@pytest.mark.parametrize("sigma", [2.0, 1e-3], ids=["accepted", "refused"])
+@pytest.mark.parametrize("sigma", [2.0, 1e-3], ids=["accepted", "rejected"])
 def test_batch_norm_and_dropout_see_one_forward(write, sigma):
     """Every buffer and the generator end as after one plain forward; both evaluations draw the same masks."""
     model, masks = network(), []
@@ -274,7 +274,7 @@ def test_batch_norm_and_dropout_see_one_forward(write, sigma):
         assert buffers == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
         for name in buffers:
             assert torch.equal(values(model)[name], expected[name]), name
-        assert len(masks) == (3 if sigma != 2.0 and t < ASKED else 2)  # the first refusals ask once more
+        assert len(masks) == (3 if sigma != 2.0 and t < ASKED else 2)  # the first rejections ask once more
         assert masks[0].any()
         if sigma == 2.0:  # where a ReLU died in between there is nothing to drop
             alive = 0.7 * masks[0].sum()
@@ -323,7 +323,7 @@ class Rebinds(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("sigma", [5.0, 1e-3], ids=["accepted", "refused"])
+@pytest.mark.parametrize("sigma", [5.0, 1e-3], ids=["accepted", "rejected"])
 def test_a_buffer_that_is_bound_anew(sigma):
     model = Rebinds()
     optimizer = SR2(model, L1(1e-3), sigma=sigma, gamma1=1.0001)

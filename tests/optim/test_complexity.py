@@ -30,7 +30,7 @@ def test_iterations_grow_no_faster_than_the_bound(record):
     assert slope(EPSILONS[-5:], total[-5:]) <= 2.05  # the last decade alone
     assert slope(EPSILONS[-5:], total[-5:]) > 1
     assert total[-1] > 1000
-    assert np.mean(record.accepted) < 0.95  # with refusals among them
+    assert np.mean(record.accepted) < 0.95  # with rejections among them
     for epsilon, n in zip(EPSILONS, total, strict=True):
         assert n <= record.bound(epsilon)
 
@@ -39,9 +39,9 @@ def test_the_lemmas_constants(record):
     """|S| and |U| apart; and, stronger than the first lemma, the sum of |s|^2 over the accepted steps."""
     o = OPTIONS
     for epsilon in EPSILONS:
-        accepted, refused = record.until(epsilon)
+        accepted, rejected = record.until(epsilon)
         assert accepted <= 2 * record.first / (o["eta1"] * o["sigma_min"] * epsilon**2)
-        assert refused <= record.failures(accepted)
+        assert rejected <= record.failures(accepted)
     assert record.squares <= 2 * record.first / (o["eta1"] * o["sigma_min"])
 
 
@@ -103,7 +103,7 @@ def test_with_the_full_objective_every_accepted_step_decreases_f():
     changes, _, optimizer = train(full=True)
     assert len(changes) > 50
     assert (changes < 1e-14).all()
-    assert optimizer.counts["refused"] > 10
+    assert optimizer.counts["rejected"] > 10
 
 
 def test_with_the_sampled_objective_it_decreases_the_batchs_and_not_always_f():

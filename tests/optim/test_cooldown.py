@@ -31,7 +31,7 @@ def sigmas(optimizer, closure, steps):
 @pytest.mark.parametrize("capturable", [False, True])
 def test_the_step_length_falls_along_a_line(capturable):
     model, closure = problem()
-    # eta2 is out of reach and nothing is refused: only the cooldown moves sigma
+    # eta2 is out of reach and nothing is rejected: only the cooldown moves sigma
     optimizer = SR2(model, L1(1e-3), sigma=4.0, eta2=1 - 1e-9, cooldown=(5, 105), capturable=capturable)
     found = sigmas(optimizer, closure, 110)
     assert optimizer.counts["accepted"] == 110
@@ -41,7 +41,7 @@ def test_the_step_length_falls_along_a_line(capturable):
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_it_is_a_least_sigma(capturable):
-    """sigma still falls after a good step and rises after a refused one, but not below the line."""
+    """sigma still falls after a good step and rises after a rejected one, but not below the line."""
     model, closure = problem()
     falls = SR2(model, L1(1e-3), sigma=1e3, eta2=0.01, gamma3=0.5, cooldown=(4, 10), capturable=capturable)
     found = sigmas(falls, closure, 10)
@@ -51,7 +51,7 @@ def test_it_is_a_least_sigma(capturable):
     model, closure = problem()
     rises = SR2(model, None, sigma=1e-3, gamma1=3.0, gamma3=1.0, cooldown=(1, 100), capturable=capturable)
     found = sigmas(rises, closure, 3)
-    assert rises.counts["refused"] == 3
+    assert rises.counts["rejected"] == 3
     assert found == pytest.approx([1e-3, 3e-3, 9e-3, 27e-3], rel=1e-14)
 
 
@@ -87,7 +87,7 @@ def test_a_run_without_one_can_be_cooled_down_from_its_checkpoint():
     plain = SR2(model, L1(1e-3), sigma=4.0, eta2=1 - 1e-9)
     sigmas(plain, closure, 7)
     state = plain.state_dict()
-    del state["state"]["search"]["sigma_first"], state["state"]["search"]["cooldown"]  # as in earlier versions
+    del state["state"]["search"]["memory"], state["state"]["search"]["schedule"]  # as in earlier versions
     optimizer = SR2(model, L1(1e-3), sigma=4.0, eta2=1 - 1e-9, cooldown=(8, 12))
     optimizer.load_state_dict(state)
     assert sigmas(optimizer, closure, 4) == pytest.approx([4.0, 4.0, 16 / 3, 8.0, 16.0])  # sigma_8 is 4
@@ -126,7 +126,7 @@ def test_a_broken_first_batch_begins_nothing():
     optimizer.step(lambda: closure() * float("nan"))
     assert optimizer.counts["broken"] == 1
     optimizer.step(closure)
-    assert optimizer._own["search"]["sigma_first"] == pytest.approx(optimizer.sigma * 98 / 99)
+    assert float(optimizer._search.memory["sigma_first"]) == pytest.approx(optimizer.sigma * 98 / 99)
     assert optimizer.sigma > 0.1
 
 
@@ -173,4 +173,6 @@ def test_not_with_epsilon():
 
 
 def test_it_is_shown():
-    assert "cooldown=(5, 10)" in repr(SR2(nn.Linear(2, 1), cooldown=[torch.tensor(5).numpy()[()], 10]))
+    assert "schedule=Cooldown(first=5, last=10)" in repr(
+        SR2(nn.Linear(2, 1), cooldown=[torch.tensor(5).numpy()[()], 10])
+    )

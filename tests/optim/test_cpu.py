@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sr2 import L0, L1, MCP, SR2, Box, ElasticNet, ProxGEN
-from sr2.optim import proximal_step
-from sr2.optim.proximal_step import Piece, move_to_trial, put_back
-from sr2.regularizers.base import RUN, exact_sum
+from sr2.numerics import RUN, exact_sum
+from sr2.optim.moves import choose, compiled, flat
+from sr2.optim.moves.base import ByGroup, Proposal
 
 compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 SIGMA = 2.0
@@ -22,8 +22,8 @@ BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: 
 
 @pytest.fixture(autouse=True, params=[0, 4 * RUN], ids=["in chunks", "some end to end"])
 def small_chunks(monkeypatch, request):
-    monkeypatch.setattr(proximal_step, "ROWS", 2)
-    monkeypatch.setattr(proximal_step, "SMALL", request.param)
+    monkeypatch.setattr(flat, "ROWS", 2)
+    monkeypatch.setattr(choose, "SMALL", request.param)
 
 
 def same_bits(x, y, zeros=True):
@@ -53,12 +53,20 @@ def special(R, dtype=torch.float32):
     return x.repeat(2 * RUN)[: 3 * RUN], v.repeat(2 * RUN)[: 3 * RUN]
 
 
+LOOP, CHUNKS, COMPILED = {"foreach": False}, {"foreach": True}, {"compile": True}
+
+
 def moved(xs, vs, R, **path):
-    """The trial point, the parts of the model, and what was kept."""
-    xs, kept = [x.clone() for x in xs], [torch.full_like(x, 9.0) for x in xs]
+    """The trial point, the scalars of the model, what was kept, and the move itself."""
+    xs = [x.clone() for x in xs]
+    nothing = [{} for _ in xs]
+    proposal = Proposal(R, xs, vs, None, None, nothing, nothing, [1 / SIGMA] * len(xs), vs)
+    options = {"foreach": None, "compile": False, "capturable": False} | path
+    move = choose.choose([proposal], {x: torch.full_like(x, 9.0) for x in xs}, **options)
     with torch.no_grad():
-        parts = move_to_trial(Piece(xs, kept, vs, [1 / SIGMA] * len(xs)), R, pieces := [], **path)
-    return xs, parts, kept, pieces
+        move.use([proposal])
+        model = move.to_trial()
+    return xs, model, move.kept[0], move
 
 
 def check(one, other, xs, vs, lam):
@@ -77,7 +85,7 @@ def check(one, other, xs, vs, lam):
         assert abs(a - b) <= 1e-6 * scale
 
 
-PATHS = [pytest.param({"flat": True}, id="chunks"), pytest.param({"flat": True, "compiled": True}, marks=compiles)]
+PATHS = [pytest.param(CHUNKS, id="chunks"), pytest.param(COMPILED, marks=compiles, id="compiled")]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -87,10 +95,10 @@ def test_all_paths_agree_and_x_comes_back(path, R, dtype):
     xs = tensors(dtype)
     vs = [torch.randn(x.shape).to(dtype) for x in xs]
     vs[:5] = [torch.empty_like(x).copy_(v) for x, v in zip(xs[:5], vs[:5], strict=True)]
-    one, other = moved(xs, vs, R, flat=False), moved(xs, vs, R, **path)
+    one, other = moved(xs, vs, R, **LOOP), moved(xs, vs, R, **path)
     check(one, other, xs, vs, R.lam)
     assert all(same_bits(x, kept) for x, kept in zip(xs, other[2], strict=True))
-    put_back(other[3])
+    other[3].put_back()
     assert all(same_bits(x, z) for x, z in zip(xs, other[0], strict=True))
 
 
@@ -99,7 +107,7 @@ def test_all_paths_agree_and_x_comes_back(path, R, dtype):
 def test_a_gradient_that_lies_otherwise_in_memory(path, R):
     torch.manual_seed(0)
     xs, vs = [torch.randn(RUN, 3)], [torch.randn(3, RUN).T]
-    check(moved(xs, vs, R, flat=False), moved(xs, vs, R, **path), xs, vs, R.lam)
+    check(moved(xs, vs, R, **LOOP), moved(xs, vs, R, **path), xs, vs, R.lam)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -107,13 +115,13 @@ def test_a_gradient_that_lies_otherwise_in_memory(path, R):
 @pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
 def test_ties_and_numbers_that_are_not_finite(path, R, dtype):
     x, v = special(R, dtype)
-    (a,), one, _, _ = moved([x], [v], R, flat=False)
-    (b,), other, (kept,), pieces = moved([x], [v], R, **path)
+    (a,), one, _, _ = moved([x], [v], R, **LOOP)
+    (b,), other, (kept,), move = moved([x], [v], R, **path)
     nan = a.isnan()
     assert torch.equal(nan, b.isnan())
     assert same_bits(a[~nan], b[~nan], zeros=False)
     torch.testing.assert_close(torch.stack(one), torch.stack(other), equal_nan=True)
-    put_back(pieces)
+    move.put_back()
     assert same_bits(b, x)
     assert same_bits(kept, x)
 
@@ -137,7 +145,7 @@ def test_a_small_decrease_of_a_large_sum():
     """|x|_1 is 1e6 times |s|_1: what is summed is the difference, entry by entry."""
     x = torch.full((8 * RUN,), 1.0)
     v = torch.full((8 * RUN,), 2.0**-18)
-    (z,), parts, _, _ = moved([x], [v], L1(2.0**-18), flat=True)
+    (z,), parts, _, _ = moved([x], [v], L1(2.0**-18), **CHUNKS)
     assert parts.dR == 2.0**-18 * (x.double() - z.double()).sum()
     assert parts.dR > 0
 
@@ -173,16 +181,16 @@ class Meanwhile(TorchDispatchMode):
 @pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
 def test_threads_do_not_share_scratch(R):
     xs, vs, ones = [torch.randn(5 * RUN)], [torch.randn(5 * RUN)], [torch.ones(5 * RUN)]
-    alone = moved(xs, vs, R, flat=True)
-    with Meanwhile(lambda: moved(ones, ones, R, flat=True)):
-        beside = moved(xs, vs, R, flat=True)
+    alone = moved(xs, vs, R, **CHUNKS)
+    with Meanwhile(lambda: moved(ones, ones, R, **CHUNKS)):
+        beside = moved(xs, vs, R, **CHUNKS)
     assert same_bits(alone[0][0], beside[0][0])
     assert torch.equal(torch.stack(alone[1]), torch.stack(beside[1]))
 
 
 def test_scratch_goes_with_its_thread():
     seen = []
-    thread = threading.Thread(target=lambda: seen.append(weakref.ref(proximal_step._scratch.buffers(torch.half, 3)[0])))
+    thread = threading.Thread(target=lambda: seen.append(weakref.ref(flat._scratch.buffers(torch.half, 3)[0])))
     thread.start()
     thread.join()
     assert seen[0]() is None
@@ -207,13 +215,13 @@ def test_a_parameter_that_is_one_number_has_its_own_step(kind, numbers):
 
 
 def test_many_small_tensors_are_several_pieces(monkeypatch):
-    monkeypatch.setattr(proximal_step, "SMALL", 100)
-    monkeypatch.setattr(proximal_step, "JOINED", 250)
+    monkeypatch.setattr(choose, "SMALL", 100)
+    monkeypatch.setattr(choose, "JOINED", 250)
     xs = [torch.randn(90) for _ in range(7)] + [torch.randn(300)]
     vs = [torch.randn_like(x) for x in xs]
-    one, other = moved(xs, vs, L1(0.3), flat=True), moved(xs, vs, L1(0.3), flat=False)
+    one, other = moved(xs, vs, L1(0.3), **CHUNKS), moved(xs, vs, L1(0.3), **LOOP)
     check(one, other, xs, vs, 0.3)
-    assert [len(piece.xs) for piece in one[3]] == [2, 2, 2, 1, 1]
+    assert [len(piece.xs) for piece in one[3]._moved] == [2, 2, 2, 1, 1]
 
 
 def quadratic(xs):
@@ -231,13 +239,13 @@ def test_an_interrupt_anywhere_in_the_move_leaves_x(R, foreach, monkeypatch):
         for x, old in zip(xs, start, strict=True):
             x.copy_(old)
     inside = {}
-    move = proximal_step.move_to_trial
+    move = ByGroup.to_trial
 
     def interrupted(*args, **kwargs):
         with inside["mode"]:
             return move(*args, **kwargs)
 
-    monkeypatch.setattr("sr2.optim.trial.move_to_trial", interrupted)
+    monkeypatch.setattr(ByGroup, "to_trial", interrupted)
     at = 0
     while True:
         inside["mode"] = Interrupt(at)
@@ -257,14 +265,14 @@ def test_an_interrupt_anywhere_in_the_move_leaves_x(R, foreach, monkeypatch):
 def test_an_interrupt_around_the_compiled_work_leaves_x(before, monkeypatch):
     xs = [nn.Parameter(x) for x in tensors()]
     start = [x.detach().clone() for x in xs]
-    work = proximal_step._compiler()
+    work = compiled._compiler()
 
     def interrupted(*args):
         if not before:
             work(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(proximal_step, "_compiler", lambda: interrupted)
+    monkeypatch.setattr(compiled, "_compiler", lambda: interrupted)
     with pytest.raises(KeyboardInterrupt):
         SR2(xs, L1(0.3), sigma=SIGMA, compile=True).step(lambda: quadratic(xs))
     assert all(same_bits(x.detach(), old) for x, old in zip(xs, start, strict=True))
@@ -272,14 +280,14 @@ def test_an_interrupt_around_the_compiled_work_leaves_x(before, monkeypatch):
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=compiles)])
 @pytest.mark.parametrize("R", [L1(0.3), L0(0.1)], ids=repr)
-def test_a_refused_step_restores_every_bit(R, compiled):
+def test_a_rejected_step_restores_every_bit(R, compiled):
     xs = [nn.Parameter(x) for x in tensors()]
     with torch.no_grad():
         xs[0][:3] = torch.tensor([-0.0, 1e-45, 0.0])
     start = [x.detach().clone() for x in xs]
     optimizer = SR2(xs, R, sigma=1e-3, compile=compiled)
     optimizer.step(lambda: quadratic(xs) + sum(x.abs().sum() for x in xs))
-    assert optimizer.counts["refused"] == 1
+    assert optimizer.counts["rejected"] == 1
     assert all(same_bits(x.detach(), old) for x, old in zip(xs, start, strict=True))
 
 
@@ -303,7 +311,7 @@ def test_compiled_steps_follow_the_loop(R, options):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
-def test_the_rivals_take_the_same_chunks():
+def test_the_baselines_take_the_same_chunks():
     found = []
     for foreach in (True, False):
         xs = [nn.Parameter(x) for x in tensors()]

@@ -10,8 +10,9 @@ from torch import nn
 
 from sr2 import L0, L1, SR2, ElasticNet, ProxGEN, ProxSGD
 from sr2.optim import CapturedStep
-from sr2.optim.fused import FusedTrial
-from sr2.optim.trial import Trial
+from sr2.optim.moves.choose import choose
+from sr2.optim.moves.fused import FusedMove
+from sr2.optim.state import Outcome
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -39,6 +40,11 @@ def data(n=32, batches=16):
     return x.cuda(), y.cuda()
 
 
+def outcome(accepted):
+    yes, number = torch.ones((), dtype=torch.bool, device="cuda"), torch.ones((), device="cuda")
+    return Outcome(yes & accepted, ~yes, yes, number, number, None, {})
+
+
 @pytest.mark.parametrize("regularizer", [None, L1(1e-2), L0(1e-3), ElasticNet(1e-2, 0.3)], ids=str)
 @pytest.mark.parametrize("sigma", [0.5, 41.0])
 @torch.no_grad()
@@ -54,18 +60,20 @@ def test_the_fused_step_is_the_step(regularizer, sigma):
 
     plain, fused = proposals(), proposals()
     before = [x.clone() for p in plain for x in p.xs]
-    one, other = Trial(plain, {}, flat=False), FusedTrial().use(fused)
-    assert FusedTrial.fits(fused)
-    a = one.move(torch.tensor(sigma, dtype=torch.float64, device="cuda"))
-    b = other.move(torch.tensor(sigma, dtype=torch.float64, device="cuda"))
+    assert FusedMove.fits(fused)
+    one = choose(plain, {}, foreach=False, compile=False, capturable=True)
+    other = choose(fused, {}, foreach=None, compile=False, capturable=True)
+    assert isinstance(other, FusedMove)
+    one.use(plain), other.use(fused)
+    a, b = one.to_trial(), other.to_trial()
     for p, q in zip(plain, fused, strict=True):
         for x, z in zip(p.xs, q.xs, strict=True):
             torch.testing.assert_close(x, z, rtol=0, atol=0)
     # The kernel multiplies in float64, the path that is its oracle in float32 before it sums in float64.
     torch.testing.assert_close(torch.stack(a), torch.stack(b), rtol=1e-7, atol=1e-12)
-    other.put_back_unless(torch.tensor(True, device="cuda"))
+    other.settle(outcome(True))
     torch.testing.assert_close(fused[0].xs[0], plain[0].xs[0], rtol=0, atol=0)
-    other.put_back_unless(torch.tensor(False, device="cuda"))
+    other.settle(outcome(False))
     for x, z in zip(before, [x for p in fused for x in p.xs], strict=True):
         assert torch.equal(x, z)
 
@@ -92,7 +100,7 @@ def train(capture, steps=200, momentum=0.0, regularizer=None, dropout=0.3, metri
         else:
             losses.append(step().clone())
         if isinstance(opt, SR2):
-            rows.append(opt._last.clone() if capture else opt.last_step)
+            rows.append(torch.stack(opt.figures) if capture else opt.last_step)
     torch.cuda.synchronize()
     return model, opt, losses, rows
 
@@ -104,7 +112,7 @@ def test_captured_is_eager(momentum, metric, dropout):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model_e, opt_e, losses_e, rows_e = train(False, momentum=momentum, metric=metric, dropout=dropout)
     model_c, opt_c, losses_c, rows_c = train(True, momentum=momentum, metric=metric, dropout=dropout)
-    assert opt_e.counts["refused"] > 0
+    assert opt_e.counts["rejected"] > 0
     assert opt_e.counts["accepted"] > 0
     # With a metric, a number on the host and one on the device divide with different last bits: training is chaotic.
     same = 200 if metric is None else 15
@@ -159,7 +167,7 @@ def test_captured_is_eager_in_a_cooldown():
         lambda m, c: ProxSGD(m, L1(1e-4), rho=None, metric=None, capturable=c),
     ],
 )
-def test_the_rivals_captured_are_eager(make):
+def test_the_baselines_captured_are_eager(make):
     torch.backends.cudnn.deterministic = True
     _, _, losses_e, _ = train(False, steps=20, dropout=0.0, optimizer=make)
     _, _, losses_c, _ = train(True, steps=20, dropout=0.0, optimizer=make)
@@ -203,7 +211,7 @@ def test_a_nan_trial_leaks_nowhere_under_replay(fused):
     sigma, counts = optimizer.sigma, optimizer.counts
     step()
     assert optimizer.sigma == pytest.approx(5.56 * sigma)
-    assert optimizer.counts["refused"] == counts["refused"] + 1
+    assert optimizer.counts["rejected"] == counts["rejected"] + 1
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(bool(b.isfinite().all()) for b in model.buffers())
     x.fill_(math.nan)  # now the loss at x_t itself: counted as broken, and nothing moves
@@ -235,7 +243,7 @@ def test_replay_moves_buffers_once_and_draws_one_mask():
     assert not torch.equal(seen[0], seen[1])
 
 
-def test_a_plain_capture_with_dropout_is_refused_with_words():
+def test_a_plain_capture_with_dropout_is_rejected_with_words():
     model, (xs, ys) = network(0.5), data()
     optimizer = SR2(model, L0(1e-4), sigma=50.0, capturable=True)
     body = lambda: optimizer.step(lambda: F.cross_entropy(model(xs[0]), ys[0]))  # noqa: E731

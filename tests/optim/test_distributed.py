@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L1, SR2, ProxGEN
-from sr2.optim.sigma0 import estimate_sigma0
+from sr2.optim.curvature import estimate_sigma0
 
 STEPS, BROKEN = 30, (7, 19)
 
@@ -117,7 +117,7 @@ def impure(rank):
         warnings.simplefilter("always")
         for _ in range(8):
             optimizer.step(closure)
-    return {"calls": len(calls), "warned": len(seen), "refused": optimizer.counts["refused"]}
+    return {"calls": len(calls), "warned": len(seen), "rejected": optimizer.counts["rejected"]}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_what_would_let_them_part_is_said(found):
 
 def test_all_ask_the_closure_as_often(found):
     a, b = (one["impure"] for one in found)
-    assert a["refused"] == b["refused"] > 3
+    assert a["rejected"] == b["rejected"] > 3
     assert a["calls"] == b["calls"]
     assert (a["warned"], b["warned"]) == (0, 1)
 

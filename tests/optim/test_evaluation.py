@@ -148,14 +148,14 @@ def test_a_rebound_buffer_of_a_broken_capturable_step_is_the_old_one():
     assert model._buffers["n"] is model.n
 
 
-def test_after_a_refusal_inside_autocast_nothing_is_of_the_trial_point():
-    """autocast keeps cast copies of the weights: those of x + s must not outlive a refusal."""
+def test_after_a_rejection_inside_autocast_nothing_is_of_the_trial_point():
+    """autocast keeps cast copies of the weights: those of x + s must not outlive a rejection."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
     optimizer = SR2(model, L1(1e-4), sigma=1e-4, gamma1=1.01, autocast=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         losses = [float(optimizer.step(lambda: F.cross_entropy(model(X), Y))) for _ in range(6)]
-    assert optimizer.counts["refused"] == 6
+    assert optimizer.counts["rejected"] == 6
     assert len(set(losses)) == 1
 
 

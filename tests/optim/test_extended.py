@@ -38,7 +38,7 @@ def problem(curvature=5.0):
 @pytest.mark.parametrize("nothing", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("foreach", [False, True])
-def test_below_the_threshold_a_step_is_refused_and_above_it_they_work(nothing, capturable, foreach):
+def test_below_the_threshold_a_step_is_rejected_and_above_it_they_work(nothing, capturable, foreach):
     x, f = problem()
     optimizer = SR2([x], NegativeQuadratic(C, nothing), sigma=1e-3, foreach=foreach, capturable=capturable)
     start, sigma = x.detach().clone(), 1e-3
@@ -48,7 +48,7 @@ def test_below_the_threshold_a_step_is_refused_and_above_it_they_work(nothing, c
         assert torch.equal(x.detach(), start)
         assert optimizer.sigma == pytest.approx(5.56 * sigma, rel=1e-15)
         sigma = optimizer.sigma
-    assert optimizer.counts == {"accepted": 0, "refused": 5, "null": 0, "broken": 0}
+    assert optimizer.counts == {"accepted": 0, "rejected": 5, "null": 0, "broken": 0}
     for _ in range(60):
         before = f().item() - C / 2 * x.detach().square().sum().item()
         optimizer.step(f)
@@ -70,7 +70,7 @@ def test_exactly_at_the_threshold():
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_a_momentum_step_below_the_threshold_raises_sigma_too(capturable):
-    """A model without a minimizer is refused, with momentum as without."""
+    """A model without a minimizer is rejected, with momentum as without."""
     x, f = problem()
     optimizer = SR2([x], NegativeQuadratic(C), sigma=20.0, momentum=0.9, capturable=capturable)
     for _ in range(3):
@@ -111,7 +111,7 @@ def test_the_first_theorem_with_its_threshold():
             assert optimizer.last_step.rho >= eta2
 
 
-def test_a_gradient_that_is_not_finite_is_still_no_refusal():
+def test_a_gradient_that_is_not_finite_is_still_no_rejection():
     """The two must not be confused: NaN of the prox raises sigma, NaN of the gradient is an error or counted."""
     x, f = problem()
 
@@ -122,5 +122,5 @@ def test_a_gradient_that_is_not_finite_is_still_no_refusal():
         SR2([x], NegativeQuadratic(C), sigma=1.0).step(broken)
     optimizer = SR2([x], NegativeQuadratic(C), sigma=1.0, capturable=True)
     optimizer.step(broken)
-    assert optimizer.counts == {"accepted": 0, "refused": 0, "null": 0, "broken": 1}
+    assert optimizer.counts == {"accepted": 0, "rejected": 0, "null": 0, "broken": 1}
     assert optimizer.sigma == 1.0

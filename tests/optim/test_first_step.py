@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from sr2 import L0, L1, SR2, BatchGrowth, Box, L0Ball
-from sr2.optim.sigma0 import estimate_sigma0
+from sr2.optim.curvature import estimate_sigma0
+from tests.tools import LargeTensors
 
 
 def test_a_broken_first_batch_estimates_nothing():
@@ -24,7 +23,7 @@ def test_a_broken_first_batch_estimates_nothing():
     optimizer.step(lambda: model(good).square().mean())
     expected = SR2(model, L1(1e-3))
     expected.estimate_sigma(lambda: model(good).square().mean())
-    assert optimizer.search.gamma3 * 0.99 < optimizer.sigma / expected.sigma < 1.01
+    assert optimizer.rule.gamma3 * 0.99 < optimizer.sigma / expected.sigma < 1.01
 
 
 @pytest.mark.filterwarnings("ignore:R\\(x_0\\)")
@@ -159,7 +158,7 @@ def test_an_interrupt_while_deciding_leaves_x_and_buffers(capturable, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(optimizer.search), "decide", interrupt)
+        patched.setattr(type(optimizer.rule), "judge", interrupt)
         with pytest.raises(KeyboardInterrupt):
             optimizer.step(lambda: model(x).square().mean())
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
@@ -189,23 +188,6 @@ def test_a_parameter_that_was_changed_between_steps_gets_a_buffer_of_its_own(cha
     optimizer.step(lambda: x.square().sum())
     assert optimizer.last_step.accepted
     torch.testing.assert_close(x.detach(), L1(1e-3).prox(before - 2 * before * step, step))
-
-
-class LargeTensors(TorchDispatchMode):
-    """Counts the new tensors of at least n entries."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.n, self.made, self.seen = n, 0, set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for made in tree_leaves(out):  # the foreach operations return lists
-            large = isinstance(made, torch.Tensor) and made.device.type != "meta" and made.numel() >= self.n
-            if large and made.data_ptr() not in self.seen:
-                self.seen.add(made.data_ptr())
-                self.made += 1
-        return out
 
 
 @pytest.mark.parametrize("regularizer", [L1(1e-3), L0(1e-3)], ids=str)

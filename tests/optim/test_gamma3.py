@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2, L0Ball
-from sr2.optim.search import GAMMA3, gamma3_for
+from sr2.optim.parts.rules import GAMMA3, gamma3_for
 
 
 def problem(seed=0):
@@ -23,21 +23,21 @@ def problem(seed=0):
 def test_it_is_chosen_once_from_r_at_x0(capturable):
     model, closure = problem()
     optimizer = SR2(model, L0(10.0), sigma=1e6, gamma3="auto", capturable=capturable)
-    assert "gamma3=auto" in repr(optimizer)
+    assert "gamma3='auto'" in repr(optimizer)
     optimizer.step(closure)
     weights = 6 * 50 + 50 * 3  # biases are not penalized
-    assert optimizer.search.gamma3 == gamma3_for(10.0 * weights) > GAMMA3
-    assert f"gamma3={optimizer.search.gamma3:g}" in repr(optimizer)
+    assert optimizer.rule.gamma3 == gamma3_for(10.0 * weights) > GAMMA3
+    assert f"gamma3={optimizer.rule.gamma3!r}" in repr(optimizer)
     model[0].weight.data.zero_()
     optimizer.step(closure)
-    assert optimizer.search.gamma3 == gamma3_for(10.0 * weights)
+    assert optimizer.rule.gamma3 == gamma3_for(10.0 * weights)
 
 
 def test_sigma_falls_by_it():
     model, closure = problem()
     optimizer = SR2(model, L0(10.0), sigma=1e6, gamma3="auto", eta2=0.01)
     optimizer.step(closure)
-    assert optimizer.sigma == 1e6 * optimizer.search.gamma3
+    assert optimizer.sigma == 1e6 * optimizer.rule.gamma3
 
 
 def test_all_groups_count():
@@ -49,7 +49,7 @@ def test_all_groups_count():
     ]
     optimizer = SR2(groups, sigma=1e6, gamma3="auto")
     optimizer.step(closure)
-    assert optimizer.search.gamma3 == gamma3_for(300 + 2 * 150)
+    assert optimizer.rule.gamma3 == gamma3_for(300 + 2 * 150)
 
 
 @pytest.mark.parametrize("regularizer", [None, L1(1e-6), L0Ball(density=0.5)], ids=str)
@@ -58,7 +58,7 @@ def test_where_r_is_small_or_a_set_it_is_the_papers(regularizer):
     model, closure = problem()
     optimizer = SR2(model, regularizer, sigma=10.0, gamma3="auto")
     optimizer.step(closure)
-    assert optimizer.search.gamma3 == GAMMA3
+    assert optimizer.rule.gamma3 == GAMMA3
 
 
 @pytest.mark.parametrize("way", ["state", "copy"])
@@ -73,7 +73,7 @@ def test_it_is_carried_on(way):
         other = SR2(model, L0(10.0), gamma3="auto")
         other.load_state_dict(optimizer.state_dict())
     other.step(lambda: model(torch.ones(4, 6)).square().mean())
-    assert other.search.gamma3 == optimizer.search.gamma3
+    assert other.rule.gamma3 == optimizer.rule.gamma3
 
 
 def test_a_number_stays_and_a_state_without_one_chooses_now():
@@ -83,11 +83,11 @@ def test_a_number_stays_and_a_state_without_one_chooses_now():
     number = SR2(model, L0(10.0), gamma3=0.5)
     number.load_state_dict(auto.state_dict())
     number.step(closure)
-    assert number.search.gamma3 == 0.5
+    assert number.rule.gamma3 == 0.5
     again = SR2(model, L0(10.0), gamma3="auto")
     again.load_state_dict(number.state_dict())
     again.step(closure)
-    assert again.search.gamma3 > GAMMA3
+    assert again.rule.gamma3 > GAMMA3
 
 
 def test_a_first_step_that_fails_chooses_nothing():
@@ -95,10 +95,10 @@ def test_a_first_step_that_fails_chooses_nothing():
     optimizer = SR2(model, L0(10.0), sigma=1e6, gamma3="auto")
     with pytest.raises(FloatingPointError):
         optimizer.step(lambda: closure() * float("nan"))
-    assert "gamma3=auto" in repr(optimizer)
+    assert "gamma3='auto'" in repr(optimizer)
     model[0].weight.data.zero_()
     optimizer.step(closure)
-    assert optimizer.search.gamma3 == gamma3_for(10.0 * 150)
+    assert optimizer.rule.gamma3 == gamma3_for(10.0 * 150)
 
 
 @pytest.mark.parametrize("value", ["slow", "0.8", None, [0.8], True], ids=str)

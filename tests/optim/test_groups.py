@@ -189,8 +189,8 @@ def test_wrong_arguments(kind, args, options, error, words):
 
 
 def test_gamma2_none_means_gamma1():
-    search = SR2(network(), sigma=1.0, gamma1=7.0).search
-    assert (search.gamma1, search.gamma2) == (7.0, 7.0)
+    rule = SR2(network(), sigma=1.0, gamma1=7.0).rule
+    assert (rule.gamma1, rule.gamma2) == (7.0, 7.0)
 
 
 # ---- repr
@@ -205,9 +205,9 @@ def test_repr():
     ]
     first = repr(SR2(model, L1(1e-4), sigma=2.0, momentum=0.9, metric="adam")).splitlines()[0]
     assert first.startswith(
-        "SR2(sigma=2, eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=auto, sigma_min=1e-06"
+        "SR2(sigma=2, sigma_min=1e-06, rule=Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3='auto')"
     )
-    assert "momentum=0.9, metric=Adam(beta=0.999, eps=1e-08)" in first
+    assert "direction=Average(momentum=0.9), metric=Adam(beta=0.999, eps=1e-08)" in first
     assert repr(ProxGEN(model, L0(1e-3), lr=0.1, weight_decay=0.5)).startswith(
         "ProxGEN(lr=0.1, momentum=0, weight_decay=0.5\n  group 0: 3 tensors, 112 parameters, L0(lam=0.001)\n"
     )

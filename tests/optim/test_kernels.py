@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L0, L1, SR2, ElasticNet
-from sr2.optim import fused, stationarity
-from sr2.optim.fused import FusedDecision, FusedTrial
-from sr2.optim.search import Search, rounding
-from sr2.optim.trial import Trial
-from sr2.regularizers import base as regularizers_base
-from tests.optim.test_first_step import LargeTensors
+from sr2 import L0, L1, SR2, ElasticNet, numerics
+from sr2.optim.moves import fused
+from sr2.optim.moves.choose import choose
+from sr2.optim.moves.fused import FusedMove, FusedRatio
+from sr2.optim.parts.rules import Evidence, Ratio, Rounding
+from sr2.optim.state import Counts, Outcome, SearchState
+from tests.tools import LargeTensors
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles where there is a CUDA device")
@@ -36,6 +36,18 @@ def proposals(regularizer, sigma):
     return SR2(model, regularizer, sigma=sigma)._proposals()
 
 
+def loop(proposals, **options):
+    """The oracle: group by group, tensor by tensor."""
+    move = choose(proposals, {}, foreach=False, compile=False, capturable=False, **options)
+    move.use(proposals)
+    return move
+
+
+def outcome(accepted, sound=True):
+    accepted, sound = torch.tensor(accepted), torch.tensor(sound)
+    return Outcome(accepted, torch.tensor(False), sound, torch.tensor(1.0), torch.tensor(1.0), None, {})
+
+
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)
 @pytest.mark.parametrize("sigma", [0.5, 41.0])
 @pytest.mark.parametrize("chunk", [1024, 16384])
@@ -44,19 +56,19 @@ def test_the_fused_step_is_the_step(regularizer, sigma, chunk, monkeypatch):
     monkeypatch.setattr(fused, "CHUNK", chunk)
     plain, quick = proposals(regularizer, sigma), proposals(regularizer, sigma)
     before = [x.clone() for p in plain for x in p.xs]
-    one, other = Trial(plain, {}, flat=False), FusedTrial().use(quick)
-    sigma = torch.tensor(sigma, dtype=F64)
-    a, b = one.move(sigma), other.move(sigma)
+    one, other = loop(plain), FusedMove(capturable=True)
+    other.use(quick)
+    a, b = one.to_trial(), other.to_trial()
 
     def points(proposals):
         return [x for p in proposals for x in p.xs]
 
     assert all(torch.equal(x, z) for x, z in zip(points(plain), points(quick), strict=True))
-    assert all(torch.equal(x, z) for x, z in zip(before, other.kept, strict=True))
+    assert all(torch.equal(x, z) for x, z in zip(before, [x for kept in other.kept for x in kept], strict=True))
     torch.testing.assert_close(torch.stack(a), torch.stack(b), rtol=1e-6, atol=1e-9)
-    other.put_back_unless(torch.tensor(True))
+    other.settle(outcome(True))
     assert all(torch.equal(x, z) for x, z in zip(points(plain), points(quick), strict=True))
-    other.put_back_unless(torch.tensor(False))
+    other.settle(outcome(False))
     assert all(torch.equal(x, z) for x, z in zip(before, points(quick), strict=True))
 
 
@@ -69,35 +81,32 @@ def test_the_fused_average_is_the_average(beta, capturable):
     def steps(make):
         torch.manual_seed(0)
         xs = [nn.Parameter(torch.randn(shape)) for shape in ((5,), (40, 30), (3, 2, 1, 1))]
-        optimizer, seen, sigma = SR2(xs, L1(1e-2), sigma=3.0, momentum=beta), [], torch.tensor(3.0, dtype=F64)
+        optimizer, seen, kept = SR2(xs, L1(1e-2), sigma=3.0, momentum=beta), [], {}
         for number in range(3):
             for x in xs:
                 x.grad = torch.randn_like(x)
-            trial = make(optimizer._proposals())
-            parts, sound = [*trial.move(sigma), trial.noise()], torch.tensor(number != 1)
-            if capturable:
-                trial.put_back_unless(sound)
-                trial.commit_on_device(sound)
-            elif sound:
-                trial.commit()
-            else:
-                trial.put_back()
-            seen += [*parts, *(x.clone() for x in xs)]
+            proposals = optimizer._proposals()
+            move = kept.setdefault("move", make(proposals))
+            move.use(proposals)
+            seen += [*move.to_trial(), move.noise()]
+            move.settle(outcome(number != 1, number != 1))
+            seen += [x.clone() for x in xs]
         states = [optimizer.state[x] for x in xs]
         assert all(set(s) == {"momentum", "momentum_weight"} for s in states)
         assert all(isinstance(s["momentum_weight"], torch.Tensor) == capturable for s in states)
         return seen + [torch.as_tensor(value, dtype=F64) for s in states for value in s.values()]
 
-    fused_trial = FusedTrial()
-    for one, other in zip(steps(lambda p: Trial(p, {}, flat=False)), steps(fused_trial.use), strict=True):
+    def by_group(proposals):
+        return choose(proposals, {}, foreach=False, compile=False, capturable=capturable)
+
+    for one, other in zip(steps(by_group), steps(lambda _: FusedMove(capturable=capturable)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
 @pytest.mark.parametrize("coarse", [0.0, 0.3])
-def test_the_decision_is_that_of_search(coarse):
-    constants = (7.5e-4, 0.99, 5.56, 7.0, 0.8, 1.0, 1e-6, coarse, stationarity.FORGET)
-    search, generator = Search(*constants[:6]), torch.Generator().manual_seed(0)
+def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(coarse):
+    rule, sigma_min, generator = Ratio(7.5e-4, 0.99, 5.56, 7.0, 0.8), 1.0, torch.Generator().manual_seed(0)
     seen = set()
 
     def number(scale=1.0, dtype=F64):
@@ -106,35 +115,35 @@ def test_the_decision_is_that_of_search(coarse):
     for case in range(80):
         loss = number(dtype=torch.float32)
         f, f_trial = loss.double() + number(0.1), loss + number(0.4, torch.float32) - 0.2
-        vs, dR, ss, sigma = -number(0.2), number(0.1), number(), 0.5 + number(5)
+        vs, dR, ss, sigma = -number(0.2), number(0.1), number(), float(1.0 + number(5))
         if case % 8 == 3:
             f_trial = torch.tensor((math.nan, math.inf)[case % 2])
         if case % 8 == 5:
             vs, dR, ss, f_trial, f = 0 * vs, 0 * dR, 0 * ss, loss, loss
         if case % 8 == 6:
             loss = f = torch.tensor(math.nan)
-        names = ("accepted", "refused", "null", "broken")
-        squares = torch.stack([number() for _ in range(4)])
-        own = {"sigma": sigma.clone(), "steps_squared": squares.clone()}
-        own |= {name: torch.zeros((), dtype=torch.int64) for name in names}
-        last = torch.full((9,), math.nan, dtype=F64)
-        accepted, sound = FusedDecision(constants, torch.device("cpu"))(
-            [loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), own, last
-        )
-        slack = rounding(f.double(), f_trial.double(), 1e-7, coarse)
-        expected = search.decide(sigma, f - f_trial.double() + dR, dR - vs, slack, ss)
-        assert bool(sound) == bool(loss.isfinite())
-        assert bool(accepted) == bool(expected.accepted & sound)
-        assert own["sigma"] == (expected.sigma if sound else sigma)
-        taken = accepted | (expected.null & sound)
-        updated = stationarity.update(squares, ss, taken)
-        torch.testing.assert_close(own["steps_squared"], updated, rtol=1e-14, atol=0, equal_nan=True)
-        counts = [int(own[name]) for name in names]
-        assert sum(counts) == 1
-        seen.add(names[counts.index(1)])
-        if sound and not expected.rho.isnan():
-            assert last[2] == pytest.approx(expected.rho.item(), rel=1e-12)
-    assert seen == set(names)
+        mine, other = SearchState.start(sigma, {}, None), SearchState.start(sigma, {}, None)
+        for a, b in zip(mine.moments, other.moments, strict=True):
+            a.copy_(b.copy_(number()))
+        rounding = Rounding(1e-7, coarse)
+        kernel = FusedRatio(rule.constants, sigma_min, rounding, torch.device("cpu"))
+        fused_outcome = kernel.judge([loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), mine)
+        slack = rounding.slack(f.double(), f_trial.double())
+        evidence = Evidence(loss.double(), f.double(), f_trial.double(), vs, dR, ss, slack, torch.tensor(True))
+        expected = Outcome.of(rule.judge(evidence, other), evidence, loss.isfinite() & f.isfinite(), other, sigma_min)
+        other.record(expected)
+        for name in ("accepted", "null", "sound", "sigma"):
+            assert getattr(fused_outcome, name) == getattr(expected, name), name
+        for name in ("sigma", "counts", "moments", "figures"):
+            one, two = (
+                torch.atleast_1d(torch.stack(v) if isinstance(v, tuple) else v)
+                for v in (getattr(mine, name), getattr(other, name))
+            )
+            torch.testing.assert_close(one, two, rtol=1e-12, atol=0, equal_nan=True)
+        counts = mine.counts._asdict()
+        assert sum(counts.values()) == 1
+        seen |= {name for name, count in counts.items() if count}
+    assert seen == set(Counts._fields)
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
@@ -153,7 +162,7 @@ def test_training_on_the_kernels_is_training(regularizer, momentum, autocast, mo
         return rows, list(model.parameters())
 
     rows, xs = train(False)
-    monkeypatch.setattr(FusedTrial, "fits", staticmethod(lambda proposals: True))
+    monkeypatch.setattr(FusedMove, "fits", staticmethod(lambda proposals: True))
     fused_rows, zs = train(True)
     assert [r.accepted for r in rows] == [r.accepted for r in fused_rows]
     for row, other in zip(rows, fused_rows, strict=True):
@@ -167,22 +176,23 @@ def test_training_on_the_kernels_is_training(regularizer, momentum, autocast, mo
 def test_what_was_not_moved_is_not_put_back(monkeypatch):
     """An interrupt before the launch: what is kept is of an earlier step."""
     quick = proposals(L1(1e-2), 1.0)
-    trial = FusedTrial().use(quick)
-    trial.move(1.0)
+    move = FusedMove(capturable=False)
+    move.use(quick)
+    move.to_trial()
     after = [x.clone() for p in quick for x in p.xs]
-    trial.use(quick)
+    move.use(quick)
     monkeypatch.setattr(fused, "kernels", lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        trial.move(1.0)
-    trial.put_back()
+        move.to_trial()
+    move.put_back()
     assert all(torch.equal(x, z) for x, z in zip(after, [x for p in quick for x in p.xs], strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow):RuntimeWarning")  # numpy's, of the interpreter
 @pytest.mark.parametrize("slope", [1e38, math.inf, math.nan])
-def test_a_step_that_overflows_is_refused_and_a_gradient_that_is_not_finite_is_broken(slope, monkeypatch):
+def test_a_step_that_overflows_is_rejected_and_a_gradient_that_is_not_finite_is_broken(slope, monkeypatch):
     def outcome(fits):
-        monkeypatch.setattr(FusedTrial, "fits", staticmethod(lambda proposals: fits))
+        monkeypatch.setattr(FusedMove, "fits", staticmethod(lambda proposals: fits))
         x = nn.Parameter(torch.ones(5))
         optimizer = SR2([x], L1(1e-3), sigma=1e-3, capturable=True)
 
@@ -194,12 +204,12 @@ def test_a_step_that_overflows_is_refused_and_a_gradient_that_is_not_finite_is_b
         return optimizer.counts, optimizer.sigma, x.tolist()
 
     assert outcome(True) == outcome(False)
-    assert outcome(True)[0]["refused" if slope == 1e38 else "broken"] == 1
+    assert outcome(True)[0]["rejected" if slope == 1e38 else "broken"] == 1
 
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_a_state_that_was_loaded_is_nobody_elses(capturable, monkeypatch):
-    monkeypatch.setattr(FusedTrial, "fits", staticmethod(lambda proposals: True))
+    monkeypatch.setattr(FusedMove, "fits", staticmethod(lambda proposals: True))
     x, y = torch.randn(16, 6), torch.randn(16, 2)
 
     def make():
@@ -221,8 +231,8 @@ def test_a_state_that_was_loaded_is_nobody_elses(capturable, monkeypatch):
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_the_kernels_path_keeps_one_x_and_makes_nothing_else_as_large(capturable, monkeypatch):
-    monkeypatch.setattr(FusedTrial, "fits", staticmethod(lambda proposals: True))
-    monkeypatch.setattr(regularizers_base, "PART", 1000)
+    monkeypatch.setattr(FusedMove, "fits", staticmethod(lambda proposals: True))
+    monkeypatch.setattr(numerics, "PART", 1000)
     n = 5000
     x, g = nn.Parameter(torch.randn(n)), torch.randn(n)
     optimizer, counter = SR2([x], L1(1e-3), sigma=10.0, capturable=capturable), LargeTensors(n)

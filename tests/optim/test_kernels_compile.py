@@ -13,11 +13,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sr2.optim import fused, fused_kernels
+from sr2.optim.moves import fused
+from sr2.optim.moves import kernels as fused_kernels
 
 KINDS = {"sizes": "*i64", "pointers": "*i64", "chunk_start": "*i64", "chunk_tensor": "*i32", "newest": "fp32"}
-KINDS |= {"tensors": "i32", "chunks": "i32", "flag": "*i1", "accepted_out": "*i1", "sound_out": "*i1"}
-KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "refused", "null", "broken")}
+KINDS |= {"tensors": "i32", "chunks": "i32", "flag": "*i1"}
+KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound")}
+KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "broken")}
 SIZES = {"CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
 
 

@@ -59,7 +59,7 @@ def shallow(model):
 
 
 @pytest.mark.parametrize("write", [drawn, noisy, shallow])
-def test_it_is_said_at_the_first_refusal(write):
+def test_it_is_said_at_the_first_rejection(write):
     model = network()
     optimizer = SR2(model, L1(1e-4))
     closure = write(model)
@@ -72,7 +72,7 @@ def test_a_function_of_x_is_silent():
     model = network()
     optimizer = SR2(model, L0(1e-4), eta2=0.5)
     silent(optimizer, lambda: F.cross_entropy(model(X), Y))
-    assert optimizer.counts["refused"] > 3
+    assert optimizer.counts["rejected"] > 3
 
 
 # ---- what is computed outside the closure
@@ -95,7 +95,7 @@ def test_what_is_computed_outside_the_closure(what):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_an_interrupt_of_the_third_call_leaves_the_step_done(momentum):
-    """It comes after the step: x is back, and sigma, counts, buffers and generators are as after any refusal."""
+    """It comes after the step: x is back, and sigma, counts, buffers and generators are as after any rejection."""
     ends = []
     for interrupted in (False, True):
         torch.manual_seed(2)
@@ -199,7 +199,7 @@ def test_a_schedulers_keys_are_no_mistake():
     ProxGEN([dict(group) for group in first.param_groups], lr=0.1)
 
 
-def test_names_that_are_given_stay_and_a_set_is_refused():
+def test_names_that_are_given_stay_and_a_set_is_rejected():
     model = network()
     first = SR2(model, L1(1e-3))
     second = SR2([dict(group) for group in first.param_groups])

@@ -65,10 +65,10 @@ def test_a_full_objective_is_tested_as_it_is():
         assert last.actual == pytest.approx(before - last.trial_loss)
 
 
-def test_a_refused_step_raises_sigma_and_momentum_goes_on():
+def test_a_rejected_step_raises_sigma_and_momentum_goes_on():
     x, c, f = quadratic([1.0, 0.01])
     optimizer = SR2([x], sigma=1.0, eta2=0.5, momentum=0.9, gamma1=2.0)
-    m, refused = torch.zeros_like(c), 0
+    m, rejected = torch.zeros_like(c), 0
     for t in range(1, 61):
         before, sigma = x.detach().clone(), optimizer.sigma
         optimizer.step(f)
@@ -77,13 +77,13 @@ def test_a_refused_step_raises_sigma_and_momentum_goes_on():
         trial = before - m / (1 - 0.9**t) / sigma
         assert optimizer.last_step.trial_loss == pytest.approx(((c * trial.square()).sum() / 2).item(), abs=1e-15)
         if not optimizer.last_step.accepted:
-            refused += 1
+            rejected += 1
             assert optimizer.sigma == 2 * sigma
             assert torch.equal(x, before)
-    assert refused > 2
+    assert rejected > 2
 
 
-def test_a_refused_plain_step_raises_sigma_with_momentum_on_too():
+def test_a_rejected_plain_step_raises_sigma_with_momentum_on_too():
     x, _, f = quadratic([100.0])
     optimizer = SR2([x], sigma=1.0, momentum=0.9, gamma1=3.0)
     for t in range(1, 4):
@@ -116,7 +116,7 @@ def test_sigma_stays_bounded_where_momentum_overshoots(R):
     for _ in range(1000):
         optimizer.step(f)
         most = max(most, optimizer.sigma)
-    assert optimizer.counts["refused"] > 3
+    assert optimizer.counts["rejected"] > 3
     assert most <= 5.56 * 50.0  # theorem 1: a step with sigma >= L / 2 (1 - eta1) is accepted
     assert f().item() < 1e-3
 

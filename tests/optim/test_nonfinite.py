@@ -1,4 +1,4 @@
-"""What is not finite: refused at the trial point, an error at x_t, and a domain that is entered once."""
+"""What is not finite: rejected at the trial point, an error at x_t, and a domain that is entered once."""
 
 import copy
 import math
@@ -47,7 +47,7 @@ def assert_untouched(before, after):
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("foreach", [False, True, None])
 @pytest.mark.parametrize("R", [None, L1(0.01), L0Ball(k=20)], ids=repr)
-def test_a_trial_that_is_not_finite_is_refused(bad, foreach, R):
+def test_a_trial_that_is_not_finite_is_rejected(bad, foreach, R):
     model = network()
     if R is not None:
         with torch.no_grad():
@@ -73,12 +73,12 @@ def test_a_trial_that_is_not_finite_is_refused(bad, foreach, R):
     assert last.sigma == optimizer.sigma == 6.0  # gamma2
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     assert model[1].num_batches_tracked == 1
-    assert optimizer.counts["refused"] == 1
+    assert optimizer.counts["rejected"] == 1
 
 
 @pytest.mark.parametrize("foreach", [False, True, None])
 @pytest.mark.parametrize("R", [None, L1(1.0), L0(1.0), Box(-INF, INF)], ids=repr)
-def test_a_step_that_overflows_is_refused(R, foreach):
+def test_a_step_that_overflows_is_rejected(R, foreach):
     x = nn.Parameter(torch.tensor([1.0, -2.0]))
     optimizer = SR2([x], R, sigma=1e-30, sigma_min=1e-30, foreach=foreach)
     norms = []
@@ -277,12 +277,12 @@ def test_a_null_step_changes_nothing(momentum):
         assert (last.sigma, last.step_norm) == (2.0, 0.0)
         assert (x == 0).all()
         assert optimizer.counts["null"] == t
-    assert optimizer.counts["accepted"] == optimizer.counts["refused"] == 0
+    assert optimizer.counts["accepted"] == optimizer.counts["rejected"] == 0
 
 
 @pytest.mark.parametrize(("R", "momentum"), [(None, 0.0), (L1(0.1), 0.9), (L0(0.01), 0.0)], ids=repr)
 def test_sigma_does_not_run_away_at_convergence_in_float32(R, momentum):
-    """f(x) - f(x + s) is all rounding there: without a slack every second step is refused, for good."""
+    """f(x) - f(x + s) is all rounding there: without a slack every second step is rejected, for good."""
     torch.manual_seed(4)
     A, y = torch.randn(40, 10), 3 + torch.randn(40)
     x = nn.Parameter(torch.randn(10))

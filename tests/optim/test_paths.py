@@ -3,11 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import sr2
 from sr2 import L0, L1, MCP, SCAD, SR2, Box, ElasticNet, L0Ball, Lp, ProxGEN, ProxSGD
-from sr2.optim.fused import _laid_like
+from sr2.optim.moves.fused import _laid_like
+from sr2.optim.parts.rules import Evidence
+from tests.tools import HostReads
 
 SEPARABLE = [
     L1(0.02),
@@ -172,58 +173,42 @@ def test_bfloat16_parameters_train(R):
 # ---- host reads
 
 
-class HostReads(TorchDispatchMode):
-    """Counts the operations that hand a tensor's number to Python."""
-
-    NAMES = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::item", "aten::equal", "aten::nonzero")
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        of_generators = func._schema.name == "aten::equal" and args[0].dtype == torch.uint8  # always on the host
-        if func._schema.name in self.NAMES and not of_generators:
-            self.seen.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize(
     ("R", "options"),
     [(L1(0.02), o) for o in OPTIONS] + [(R, "plain") for R in (L0(0.01), Lp(0.02, 0.7), L0Ball(density=0.4))],
     ids=repr,
 )
-def test_one_host_read_a_step(R, foreach, options, monkeypatch):
-    """Nothing reads a number before the scalars of the step are moved, once, all together."""
+def test_one_host_read_per_step(R, foreach, options, monkeypatch):
+    """Nothing reads a number before those of the step are moved, once, all together."""
     torch.manual_seed(0)
     xs = [nn.Parameter(x) for x in R.prox([torch.randn(3, 4), torch.randn(5)], 1.0)]
     optimizer = SR2(xs, R, sigma=30.0, foreach=foreach, **OPTIONS[options])
     f = lambda: sum(x.square().sum() for x in xs)  # noqa: E731
     optimizer.step(f)  # the first looks whether R(x_0) is finite
-    moves, cpu = [], torch.Tensor.cpu
+    before, gather = [], Evidence.gather
 
-    with HostReads() as reads:
+    with HostReads(of_the_host=[optimizer._search.sigma]) as reads:
 
-        def counting(self, *args, **kwargs):
-            moves.append((tuple(self.shape), len(reads.seen)))
-            return cpu(self, *args, **kwargs)
+        def counting(*args):
+            before.append(list(reads.seen))
+            return gather(*args)
 
-        monkeypatch.setattr(torch.Tensor, "cpu", counting)
+        monkeypatch.setattr(Evidence, "gather", counting)
         optimizer.step(f)
+        assert before == [[]]
+        reads.seen.clear()
         optimizer.step(f)
-    assert len(moves) == 2, moves
-    assert moves[0][1] == 0, reads.seen
-    assert moves[0][0] == (6,)
+    assert before == [[], []]
     assert optimizer.counts["accepted"] == 3
 
 
 @pytest.mark.parametrize("kind", [ProxGEN, ProxSGD])
 @pytest.mark.parametrize("metric", [None, "adam", "andrei"])
-def test_the_rivals_read_nothing(kind, metric):
+def test_the_baselines_read_nothing(kind, metric):
     xs = [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(5))]
     optimizer = kind(xs, L1(0.02), metric=metric)
-    with HostReads() as reads:
+    with HostReads(of_the_host=[optimizer._count.t] if kind is ProxSGD else []) as reads:
         for _ in range(3):
             optimizer.step(lambda: sum(x.square().sum() for x in xs))
     assert reads.seen == []

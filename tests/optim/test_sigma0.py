@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from sr2 import L0, L1, MCP, SR2, ElasticNet, L0Ball
-from sr2.optim.sigma0 import LARGEST, estimate_sigma0, leaves_half
+from sr2.optim.curvature import LARGEST, estimate_sigma0, leaves_half
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(2))
@@ -137,7 +137,7 @@ def test_it_is_positive_and_bounded(loss):
     if optimizer.counts["broken"]:  # nothing was learnt from it: the next batch is asked
         assert math.isnan(optimizer.sigma)
     else:
-        assert optimizer.search.sigma_min <= optimizer.sigma < 10 * LARGEST
+        assert optimizer.sigma_min <= optimizer.sigma < 10 * LARGEST
 
 
 def test_a_concave_loss_gives_the_modulus():

@@ -170,7 +170,7 @@ def test_another_regularizer_is_warned_about(kind):
     assert other.param_groups[1]["regularizer"] is None
 
 
-@pytest.mark.parametrize("missing", ["accepted", "refused", "null", "entered"])
+@pytest.mark.parametrize("missing", ["accepted", "rejected", "null", "entered"])
 def test_a_state_of_before_a_counter_was_there_still_loads(missing):
     model = network()
     optimizer = SR2(model, L1(1e-3), sigma=0.3)

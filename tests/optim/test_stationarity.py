@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2
-from sr2.optim import stationarity
-from sr2.optim.stationarity import FORGET, LEAST
+from sr2.optim.state import Moments
+from sr2.optim.theory.stationarity import FORGET, LEAST, Stationarity
 
 N, BATCH = 48, 4
 rng = np.random.default_rng(0)
@@ -18,10 +18,10 @@ A, B = torch.tensor(rng.normal(size=(N, 5))), torch.tensor(rng.normal(size=N))
 
 
 def running(values):
-    sums = stationarity.start()
+    moments = Moments(*torch.zeros(4, dtype=torch.float64))
     for v in values:
-        sums = stationarity.update(sums, torch.tensor(v, dtype=torch.float64), torch.tensor(True))
-    return stationarity.read(sums)
+        moments = moments.after(torch.tensor(v, dtype=torch.float64), torch.tensor(True))
+    return Stationarity.of(moments)
 
 
 def loss(x, rows):
@@ -79,12 +79,12 @@ def test_converged_needs_enough_draws():
     assert optimizer.stationarity.mean == 0
 
 
-def test_refused_steps_do_not_count():
+def test_rejected_steps_do_not_count():
     x = nn.Parameter(torch.ones(3, dtype=torch.float64))
     optimizer = SR2([x], sigma=1e-3, gamma1=2.0, epsilon=1e9)
     while not (optimizer.last_step and optimizer.last_step.accepted):
         optimizer.step(lambda: x.square().sum())
-    assert optimizer.counts["refused"] > 5
+    assert optimizer.counts["rejected"] > 5
     assert optimizer.stationarity.draws == 1
     assert optimizer.stationarity.mean == pytest.approx(optimizer.last_step.step_norm**2, rel=1e-12)
 
@@ -169,7 +169,7 @@ def test_capturable_gives_the_same_numbers():
             rows.append((optimizer.stationarity, optimizer.converged))
         found.append((rows, optimizer.counts))
     assert found[0] == found[1]
-    assert found[0][1]["refused"] > 0
+    assert found[0][1]["rejected"] > 0
     assert any(converged for _, converged in found[0][0])
 
 

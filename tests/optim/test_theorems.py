@@ -68,21 +68,21 @@ def test_sigma_max(R, sigma):
     x, f = quadratic(7, L, least=0.1)
     optimizer = start(R, x, sigma=sigma, eta2=ETA2, gamma1=gamma)
     value = (lambda: 0.0) if R is None else (lambda: R.value(x.detach()).item())
-    refused, most = 0, 0.0
+    rejected, most = 0, 0.0
     for _ in range(100):
         before = f().item() + value()
         optimizer.step(f)
         after = f().item() + value()
         last = optimizer.last_step
         most = max(most, last.sigma)
-        refused += last.accepted is False
+        rejected += last.accepted is False
         if last.accepted:  # up to the rounding of f
             assert after < before + 1e-14 * max(1.0, abs(before))
             assert before - after == pytest.approx(last.actual, rel=1e-9, abs=1e-12)
         else:
             assert after == before
     assert most <= max(sigma, gamma * L / (1 - ETA2))
-    assert refused > 0 or sigma > 1e-3
+    assert rejected > 0 or sigma > 1e-3
 
 
 @pytest.mark.parametrize("R", RS, ids=repr)

@@ -75,7 +75,7 @@ def test_the_trajectory_is_the_twins(name, constants, foreach):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_lively_setting_sees_every_branch(name):
-    """Else the test above could not tell a wrong branch: acceptances, refusals, falls, sigma kept, and the floor."""
+    """Else the test above could not tell a wrong branch: acceptances, rejections, falls, sigma kept, and the floor."""
     constants = CONSTANTS["lively"]
     steps = twin(name, constants)
     sigmas = np.array([constants["sigma"]] + [sigma for _, sigma, _ in steps])

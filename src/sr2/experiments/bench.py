@@ -18,16 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..optim import SR2, CapturedStep, ProxGEN, ProximalOptimizer, ProxSGD
 from ..regularizers import L0, L1, Regularizer
-from .config import check_arithmetic, find_device
 from .errors import UserError
+from .listing import headed_table
 from .models import build
-from .network import AUTOCAST, Network
-from .store import write_file
+from .run.build import check_arithmetic, find_device
+from .run.files import write_file
+from .run.network import AUTOCAST, Network
 
 Body = Callable[[], object]
 
@@ -43,7 +45,7 @@ class BenchConfig:
     size: int = 8
     """Images are size x size; three channels, or one for 8 x 8 and 28 x 28."""
     batch: int = 128
-    """Images a step."""
+    """Images per step."""
     precision: str = "fp32"
     """fp32, tf32 or bf16 (autocast)."""
     compile: bool = False
@@ -51,7 +53,7 @@ class BenchConfig:
     capture: bool = True
     """Whether whole steps are replayed as CUDA graphs, on CUDA (SGD's too); --no-capture turns it off."""
     steps: int = 10
-    """Steps a timing."""
+    """Steps per timing."""
     repeats: int = 9
     """Timings of each, interleaved; the median counts."""
     parameters: tuple[int, ...] = (10**6, 10**7)
@@ -62,7 +64,7 @@ class BenchConfig:
 
 @dataclass
 class Timing:
-    """Seconds of one thing, once each repeat."""
+    """Seconds of one thing, once per repeat."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
@@ -305,3 +307,44 @@ def host_reads(body: Body) -> int:
     with _HostReads() as reads:
         body()
     return int(reads.count)
+
+
+# ---- printing
+
+
+def run_and_print(config: BenchConfig) -> None:
+    """The figures as tables."""
+    console = Console()
+    with console.status("timing"):
+        figures = run(config)
+    network = f"{config.model}, batch {config.batch}, {config.precision}{', compiled' if config.compile else ''}"
+    table = headed_table(f"a training step of {network} on {figures['device']}", *_BENCH_HEADINGS)
+    for row in figures["training"]:
+        table.add_row(*_bench_cells(row))
+    console.print(table)
+    for part in figures["own_work"]:
+        copy = next(row["milliseconds"] for row in part["rows"] if row["name"] == "copy")
+        table = headed_table(
+            f"the optimizer's own work on {part['parameters']:,} parameters", *_BENCH_HEADINGS, "of copy's"
+        )
+        for row in part["rows"]:
+            # SR2 must move 16 bytes per parameter (x and v read, x and the kept x written), a copy moves 8.
+            share = f"{200 * copy / row['milliseconds']:.0f} %" if row["name"].startswith("sr2") else ""
+            table.add_row(*_bench_cells(row), share)
+        console.print(table)
+    if config.out is not None:
+        print(f"the figures are in {config.out}")
+
+
+_BENCH_HEADINGS = ("name", "ms", "x SGD", "from", "to", "peak MB", "host reads")
+
+
+def _bench_cells(row: dict[str, Any]) -> list[str]:
+    peak, reads = row["peak_bytes"], row["host_reads"]
+    return [
+        row["name"],
+        f"{row['milliseconds']:.3f}",
+        *(f"{row[name]:.2f}" for name in ("ratio", "ratio_low", "ratio_high")),
+        "" if peak is None else f"{peak / 1e6:.1f}",
+        "" if reads is None else str(reads),
+    ]

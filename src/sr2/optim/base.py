@@ -1,63 +1,33 @@
-"""ProximalOptimizer: what SR2, ProxGEN and ProxSGD share. Arguments, groups, state, and the last step's figures."""
+"""ProximalOptimizer: what SR2, ProxGEN and ProxSGD share. Arguments, groups, and what is saved."""
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ..regularizers.base import Regularizer, Step, check_compatible, check_regularizer
-from .evaluation import NO_SPARSE, parallel
-from .fused import FusedTrial
+from ..regularizers.base import Regularizer, check_compatible, check_regularizer
+from ..telling import tell
 from .groups import ParamGroups, module_groups
-from .metrics import Metric, State, as_metric
-from .proposal import Proposal
-from .proximal_step import Piece, Zero, move_to_trial
+from .moves.base import Moves, Proposal
+from .moves.choose import choose
+from .parts.metrics import Metric, as_metric
+from .processes import parallel
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
-_ZERO = Zero()
 
+class Remembered(Protocol):
+    """What belongs to no single parameter, and is saved under a name of its own."""
 
-@dataclass(frozen=True)
-class StepInfo:
-    """What the last step of SR2 saw and did."""
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data."""
 
-    loss: float
-    """f(x_t), the loss at the starting point."""
-    trial_loss: float
-    """f(x_t + s_t)."""
-    rho: float
-    """actual / predicted, with rounding slack in both; NaN for a null step."""
-    sigma: float
-    """As the next step will use it."""
-    accepted: bool | None
-    """True: x moved. False: refused, x put back. None: a null step, s = 0."""
-    predicted: float
-    """R(x) - R(x + s) - v's."""
-    actual: float
-    """f(x) - f(x + s) + R(x) - R(x + s), and with momentum + (g - v)'s."""
-    step_norm: float
-    """|s_t|, of the step that was tried."""
-
-    @staticmethod
-    def of(numbers: Sequence[float], *, accepted: bool, null: bool) -> StepInfo:
-        """From loss, trial loss, rho, sigma, predicted, actual and |s|, in this order."""
-        loss, trial_loss, rho, sigma, predicted, actual, norm = numbers
-        return StepInfo(loss, trial_loss, rho, sigma, None if null else accepted, predicted, actual, norm)
-
-    def as_tensor(self) -> Tensor:
-        """The inverse of `of`, with accepted and null as 0 or 1."""
-        numbers = (self.loss, self.trial_loss, self.rho, self.sigma, self.predicted, self.actual, self.step_norm)
-        flags = (float(self.accepted is True), float(self.accepted is None))
-        return torch.tensor([*numbers, *flags], dtype=torch.float64, device="cpu")
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from there."""
 
 
 class ProximalOptimizer(torch.optim.Optimizer):
@@ -72,9 +42,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor.
         capturable: keep every number that changes between steps on the device, for CUDA graphs.
+        compile: have torch.compile make one pass of each separable group.
     """
 
     _twin: torch.Generator | None = None  # of the CUDA graph that is being captured
+    _carried = frozenset({"_module", "_search", "_given", "_count"})  # by a copy, beside public options
 
     def __init__(
         self,
@@ -86,10 +58,10 @@ class ProximalOptimizer(torch.optim.Optimizer):
         penalize: str,
         foreach: bool | None,
         capturable: bool,
+        compile: bool = False,  # noqa: A002 - torch's own word
     ) -> None:
         check_regularizer(regularizer)
-        self.capturable = capturable
-        self._fused: dict[int, FusedTrial] = {}
+        self.capturable, self.compile = capturable, compile
         self.metric = as_metric(metric)
         self.foreach = foreach
         self._module: nn.Module | None = None
@@ -98,6 +70,12 @@ class ProximalOptimizer(torch.optim.Optimizer):
         if isinstance(params, ParamGroups):
             self._module = params.module
         super().__init__(params, {"regularizer": regularizer, **defaults})
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is not state: memory that can be made anew."""
+        options = {"foreach": self.foreach, "compile": self.compile, "capturable": self.capturable}
+        self._moves = Moves(partial(choose, **options))  # type: ignore[arg-type]
 
     # ---- groups
 
@@ -113,8 +91,6 @@ class ProximalOptimizer(torch.optim.Optimizer):
         check_regularizer(regularizer)
         self._check_fits(regularizer)
         super().add_param_group(param_group)
-        if "search" in self._own:
-            self._own["search"]["entered"] = False  # the new tensors may start where their R is infinite
         for p in self.param_groups[-1]["params"]:
             if p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
                 del self.param_groups[-1]
@@ -127,7 +103,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _named(self, param_group: dict[str, Any]) -> dict[str, Any]:
         """The group with names, where the others have some: torch wants all or none, and a module's have."""
         params = param_group["params"]
-        if isinstance(params, set) or "param_names" in param_group:  # the former is torch's to refuse
+        if isinstance(params, set) or "param_names" in param_group:  # the former is torch's to reject
             return param_group
         params = [params] if isinstance(params, Tensor) else list(params)
         named = not params or isinstance(params[0], tuple)
@@ -148,67 +124,28 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _all_parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
+    @cached_property
     def _process_group(self) -> Any:
         """The processes that must agree on decisions: those of a DistributedDataParallel module."""
-        return self._parallel.process_group if self._parallel is not None else None
+        together = parallel(self._module)
+        return None if together is None else together.process_group
 
-    @cached_property
-    def _parallel(self) -> DistributedDataParallel | None:
-        return parallel(self._module)
-
-    def _regularizer(self, group: dict[str, Any]) -> Regularizer:
-        return group["regularizer"] or _ZERO
-
-    # ---- one step
-
-    def _propose(self, group: dict[str, Any], momentum: float) -> Proposal | None:
-        """The tensors of one group that take part in this step, None if there are none.
-
-        A parameter without a gradient is left alone, unless R couples it to the others: then its gradient is zero.
-        """
-        regularizer = self._regularizer(group)
-        trained = [p for p in group["params"] if p.requires_grad]
-        if all(p.grad is None for p in trained):
-            return None
-        xs = trained if not regularizer.separable else [p for p in trained if p.grad is not None]
-        gs = [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
-        if any(g.layout != torch.strided for g in gs):
-            raise ValueError(NO_SPARSE)
-        states = [self.state[x] for x in xs]
-        diagonal: list[Tensor] | None = None
-        news: list[State] = [{} for _ in xs]
-        if self.metric is not None:
-            diagonal, news = self.metric.update(xs, gs, states)
-        return Proposal(group, regularizer, xs, gs, gs, diagonal, states, news, momentum)
-
-    def _move(self, number: int, proposal: Proposal, step: Step) -> list[Tensor]:
-        """x <- prox_{step R / D}(x - step v / D) for group `number`, and its new state; returns what x was."""
-        xs, diagonal = proposal.xs, proposal.diagonal
-        if self.foreach is None and FusedTrial.fits([proposal]):
-            fused = self._fused.setdefault(number, FusedTrial()).use([proposal])
-            fused.move(1.0 / step)
-            self._commit(fused)
-            return fused.kept
-        proposal.average()
-        steps = [step] * len(xs) if diagonal is None else [step / d for d in diagonal]
-        kept = [torch.empty_like(x) for x in xs]
-        move_to_trial(Piece(xs, kept, proposal.vs, steps), proposal.regularizer, [], flat=self._flat(xs))
-        self._commit(proposal)
-        return kept
-
-    def _flat(self, xs: Sequence[Tensor]) -> bool:
-        return self.foreach is not False
-
-    def _commit(self, moved: Proposal | FusedTrial) -> None:
-        if self.capturable:
-            moved.commit_on_device(torch.ones((), dtype=torch.bool, device=self._parameters()[0].device))
-        else:
-            moved.commit()
+    def _take(self, number: int, proposal: Proposal) -> Sequence[Sequence[Tensor]]:
+        """x <- prox_{step R}(x - step v) for group `number`, and its new state; returns what x was."""
+        move = self._moves([proposal], number)
+        move.to_trial()
+        move.commit(torch.ones((), dtype=torch.bool, device=proposal.xs[0].device) if self.capturable else None)
+        return move.kept
 
     # ---- state
 
+    def _remembered(self) -> dict[str, Remembered]:
+        """What belongs to no single parameter, by the name under which it is saved."""
+        return {}
+
     def _place(self) -> None:
         """With `capturable`, what changes between steps lives on the device: learning rates, weights of averages."""
+        self._forget()
         for p in self._all_parameters():
             if p in self.state:
                 on_device = partial(torch.as_tensor, dtype=torch.float64, device=p.device)
@@ -218,54 +155,47 @@ class ProximalOptimizer(torch.optim.Optimizer):
                 lr, device = group["lr"], group["params"][0].device
                 group["lr"] = torch.as_tensor(lr, dtype=torch.float64, device=device) if self.capturable else float(lr)
 
-    @property
-    def _own(self) -> dict[str, dict[str, Any]]:
-        """What belongs to no single parameter. torch saves and loads such entries of `state` as they are."""
-        return cast(dict[str, dict[str, Any]], self.state)
-
     def state_dict(self) -> dict[str, Any]:
         """Plain data only: `torch.load(weights_only=True)` reads it. Regularizers are written as their repr."""
         state = super().state_dict()
         for group in state["param_groups"]:
             group["regularizer"] = repr(group["regularizer"])
         # On load torch casts tensors to their parameter's dtype: the weights of averages, float64, go as numbers.
-        state["state"] = {key: _with_weights(entry, float) for key, entry in state["state"].items()}
+        entries = {key: _with_weights(entry, float) for key, entry in state["state"].items()}
+        own = {name: remembered.state_dict() for name, remembered in self._remembered().items()}
+        state["state"] = {**entries, **own}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""
-        state_dict = {**state_dict, "param_groups": [dict(g) for g in state_dict["param_groups"]]}
-        self._check_state(state_dict)
+        groups = [dict(g) for g in state_dict["param_groups"]]
+        self._check_state(groups, state_dict["state"])
         mine = [group["regularizer"] for group in self.param_groups]
-        for number, (saved, regularizer) in enumerate(zip(state_dict["param_groups"], mine, strict=False)):
+        for number, (saved, regularizer) in enumerate(zip(groups, mine, strict=False)):
             if saved.get("regularizer") != repr(regularizer):
-                warnings.warn(
-                    f"group {number} was saved under {saved.get('regularizer')} and goes on under {regularizer!r}",
-                    stacklevel=2,
-                )
+                tell(f"group {number} was saved under {saved.get('regularizer')} and goes on under {regularizer!r}")
             saved["regularizer"] = None  # torch would deep-copy it
-        own = {name: value for name, value in self._own.items() if isinstance(name, str)}
-        super().load_state_dict(state_dict)
-        for name, value in own.items():  # copies, as torch shares these; an older state may lack a number
-            self._own[name] = {**value, **copy.deepcopy(self._own.get(name, {}))}
+        super().load_state_dict({**state_dict, "param_groups": groups})
+        for name, remembered in self._remembered().items():
+            remembered.load_state_dict(self.state.pop(name))  # type: ignore[call-overload]  # torch keeps what is no parameter's as it is
         for group, regularizer in zip(self.param_groups, mine, strict=True):
             group["regularizer"] = regularizer
         for p in self._all_parameters():  # a state that is written in place must be nobody else's
             self.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.state[p].items()}
         self._place()
 
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
+    def _check_state(self, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
         """Whether it is one of this class."""
-        own = [name for name in self._own if isinstance(name, str) and name not in state_dict["state"]]
-        lacking = own + [name for group in state_dict["param_groups"] for name in self.defaults if name not in group]
+        lacking = [name for name in self._remembered() if name not in state]
+        lacking += [name for group in groups for name in self.defaults if name not in group]
         if lacking:
             name = type(self).__name__
             raise ValueError(f"this is not the state of {name}: it has no {lacking[0]!r}; load one that {name} saved")
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only defaults, state and groups; a copy must know its module and options too.
-        own = {k: v for k, v in self.__dict__.items() if k in self._carried}
-        return {**super().__getstate__(), **own}
+        own = {k: v for k, v in self.__dict__.items() if not k.startswith("_") or k in self._carried}
+        return {**own, **super().__getstate__()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for p, entry in state["state"].items():
@@ -276,9 +206,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
                     "load the state of the same network"
                 )
         super().__setstate__(state)
-        self._fused = {}
-
-    _carried: frozenset[str] = frozenset({"metric", "foreach", "capturable", "_module"})
+        self.defaults.pop("differentiable", None)  # torch adds its own option, which these optimizers do not have
+        self._forget()
 
     # ---- words
 

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from ..regularizers.base import Regularizer, Step, check_compatible, check_number
-from .base import Params, ProximalOptimizer
-from .evaluation import Closure, loss_and_gradients
-from .metrics import Metric
+from .base import Params, ProximalOptimizer, Remembered
+from .closure.losses import Closure, loss_and_gradients
+from .moves.base import Proposal
+from .parts.directions import Toward, between
+from .parts.metrics import Metric
 
 
 class ProxSGD(ProximalOptimizer):
@@ -63,13 +65,15 @@ class ProxSGD(ProximalOptimizer):
         super().__init__(
             params, regularizer, defaults, metric=metric, penalize=penalize, foreach=foreach, capturable=capturable
         )
-        self._own["schedule"] = {"t": 0}
+        self._count = StepCount()
         self._place()
+
+    def _remembered(self) -> dict[str, Remembered]:
+        return {"schedule": self._count}
 
     def _place(self) -> None:
         super()._place()
-        schedule, device = self._own["schedule"], self.param_groups[0]["params"][0].device
-        schedule["t"] = torch.tensor(int(schedule["t"]), device=device) if self.capturable else int(schedule["t"])
+        self._count.t = self._count.t.to(self.param_groups[0]["params"][0].device if self.capturable else "cpu")
 
     def _check_fits(self, regularizer: Regularizer | None) -> None:
         instead = "use SR2 or ProxGEN, which take any regularizer with a prox, or a convex one such as L1"
@@ -84,35 +88,47 @@ class ProxSGD(ProximalOptimizer):
         )
         return words + f", metric={self.metric!r}"
 
+    @staticmethod
+    def _direction(group: dict[str, Any], t: Step) -> Toward | None:
+        return None if group["rho"] is None else Toward(_falling(group["rho"], t, group["rho_decay"]))
+
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         """One step on the closure's loss (either kind of closure), or on the gradients that are there."""
         loss = None if closure is None else loss_and_gradients(closure, self._parameters(), self._module)[0]
-        self._own["schedule"]["t"] += 1
-        t = self._own["schedule"]["t"]
+        self._count.t += 1
+        t = self._count.t.double() if self.capturable else int(self._count.t)
         for number, group in enumerate(self.param_groups):
-            proposal = self._propose(group, momentum=0.0)
+            proposal = Proposal.of(group, self.state, self.metric, self._direction(group, t))
             if proposal is None:
                 continue
-            xs = proposal.xs
-            if group["rho"] is not None:
-                rho = _falling(group["rho"], t, group["rho_decay"])
-                old = [state.get("v", torch.zeros_like(x)) for x, state in zip(xs, proposal.states, strict=True)]
-                proposal.vs = [_between(v, g, rho) for v, g in zip(old, proposal.gs, strict=True)]
-                proposal.news = [{**new, "v": v} for new, v in zip(proposal.news, proposal.vs, strict=True)]
-            kept = self._move(number, proposal, 1.0)
+            proposal.turn()
+            proposal.gs, proposal.direction = proposal.vs, None  # nobody asks for g again
+            xs, D = proposal.xs, proposal.diagonal
+            proposal.steps = [1.0] * len(xs) if D is None else [1.0 / d for d in D]
+            (kept,) = self._take(number, proposal)
             eps = _falling(group["lr"], t, group["lr_decay"])
-            torch._foreach_copy_(xs, [_between(old, z, eps) for old, z in zip(kept, xs, strict=True)])
+            torch._foreach_copy_(xs, [between(old, z, eps) for old, z in zip(kept, xs, strict=True)])
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss
 
 
+class StepCount:
+    """t, as a 0-dim tensor on the host or on the device."""
+
+    def __init__(self) -> None:
+        self.t = torch.zeros((), dtype=torch.int64, device="cpu")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"t": int(self.t)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.t.fill_(int(saved["t"]))
+
+
 def _falling(first: Step, t: Step, power: float) -> Step:
     """first / (t + 4)^power, at most 1."""
-    t = t.double() if isinstance(t, Tensor) else t  # a power of an int64 tensor is float32
     value = first / (t + 4) ** power
     return value.clamp_max(1.0) if isinstance(value, Tensor) else min(1.0, value)
-
-
-def _between(x: Tensor, z: Tensor, weight: Step) -> Tensor:
-    return torch.lerp(x, z, weight.to(x.dtype) if isinstance(weight, Tensor) else weight)

@@ -1,42 +1,57 @@
 """SR2: stochastic adaptive quadratic regularization with exact proximal steps (Lakhmiri, Orban and Lodi, Algorithm 1).
 
 Departures from the paper's text: rho uses the sampled objective F(., xi_t), as the paper's experiments do (pass
-`objective` for the full one); gamma1 <= gamma2 is enforced, which the paper's own table breaks; numerator and
-denominator of rho carry a rounding slack, without which sigma runs away at convergence. gamma3 has another default
-(`SR2.paper_defaults`).
+`objective` for the full one); gamma1 <= gamma2 is enforced, which the paper's own table breaks; rho carries a rounding
+slack, without which sigma runs away at convergence. gamma3 has another default (`SR2.paper_defaults`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from numbers import Real
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ..regularizers.base import Regularizer, check_number
-from . import stationarity
-from .base import Params, ProximalOptimizer, StepInfo
-from .batch_growth import BatchGrowth, GradientNoise
-from .closure_watch import ClosureWatch
-from .evaluation import Closure, TwoEvaluations
-from .first_step import FirstStep
-from .fused import FusedDecision, FusedTrial
-from .metrics import Metric
-from .proposal import Proposal
-from .proximal_step import Parts
-from .search import GAMMA3, Decision, Search, as_cooldown, cooled, rounding
-from .trial import Trial
+from ..regularizers.base import Regularizer
+from . import start
+from .arguments import NO_CLOSURE, check_options, check_sigma, part
+from .base import Params, ProximalOptimizer, Remembered
+from .broken import LeftDomainError, sound_at_x
+from .closure.losses import Closure
+from .closure.twice import TwoEvaluations
+from .closure.watch import ClosureWatch
+from .moves.base import Model, Move, Proposal
+from .moves.fused import FusedMove
+from .parts.directions import Direction, as_direction
+from .parts.metrics import Metric
+from .parts.rules import GAMMA3, Evidence, Ratio, Rounding, Rule
+from .parts.schedules import Schedule, as_cooldown
+from .state import Figures, Outcome, SearchState, StepInfo
+from .theory.batch_growth import BatchGrowth, GradientNoise
+from .theory.stationarity import Stationarity
 
-_COUNTS = ("accepted", "refused", "null", "broken")
+
+def _again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
+
+    @functools.wraps(step)
+    def begun_anew(self: SR2, closure: Closure | None = None, objective: Closure | None = None) -> Tensor:
+        try:
+            return step(self, closure, objective)
+        except LeftDomainError:
+            self._search.entered = False
+            return step(self, closure, objective)
+
+    return begun_anew
 
 
-class SR2(FirstStep):
-    r"""SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be refused, exact zeros.
+class SR2(ProximalOptimizer):
+    r"""SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
 
     Each step draws what the closure evaluates, f(., xi_t), and
 
@@ -45,8 +60,7 @@ class SR2(FirstStep):
         \rho_t &= \frac{f(x_t) + R(x_t) - f(x_t + s_t) - R(x_t + s_t)}{R(x_t) - R(x_t + s_t) - v_t^T s_t}
 
     x moves if rho >= eta1. sigma becomes max(sigma_min, gamma3 sigma) if rho >= eta2, gamma1 sigma if rho < eta1, and
-    stays in between. A trial point that is not finite is refused with gamma2 sigma; s = 0 is a null step, and sigma
-    stays. One sigma and one decision for all groups.
+    stays in between (`rules.Ratio`); s = 0 is a null step, and sigma stays. One sigma and one decision for all groups.
 
     >>> from torch import nn
     >>> from sr2 import SR2, L1
@@ -63,27 +77,22 @@ class SR2(FirstStep):
         regularizer: R of the groups that name none.
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" estimates the curvature at x_0 on the first
             batch, and doubles it until the prox leaves half of the weights.
-        eta1, eta2: 0 < eta1 <= eta2 < 1, the ratios that accept a step and that lower sigma.
-        gamma1, gamma2: 1 < gamma1 <= gamma2, the factors that raise sigma; gamma2=None means gamma1.
-        gamma3: 0 < gamma3 <= 1, the factor that lowers sigma; "auto" takes it from R(x_0), the nearer to 1 the larger.
+        rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`; by default Algorithm 1's
+            `Ratio(eta1, eta2, gamma1, gamma2, gamma3)`, for which those arguments are shorthand.
         sigma_min: the least sigma.
-        cooldown: (first, last), the steps over which 1/sigma is brought down along a line to a fiftieth, as a learning
-            rate is at the end of a run: the noise of the batches stays while x settles, and no rho asks for shorter
-            steps. For a run of n steps, (round(0.8 n), n). From `first` on, sigma_t >= sigma_first / max(0.02,
-            (last - t) / (last - first)).
-        momentum: beta of v_t, a bias-corrected average of gradients; rho then leaves out (g - v)'s, the batch's noise
-            (not where `objective` is given).
-        metric: a diagonal metric D_t, by name or as an object; the step then minimizes with sigma + D_t.
+        direction: v from g, an object of `sr2.directions`; by default the gradient. `momentum=beta` is shorthand for
+            `Average(beta)`: rho then leaves out (g - v)'s, the batch's noise (not where `objective` is given).
+        metric: D_t, by name or as an object of `sr2.metrics`; the step then minimizes with sigma + D_t.
+        schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
+            shorthand for `Cooldown(first, last)`.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
-        foreach: True works through a separable group in few passes or launches; False tensor by tensor, the path to
-            read; None takes a fused kernel on CUDA where R has one, and else is True.
-        capturable: keep sigma and every decision on the device, without a host read: a legal body of a CUDA graph
-            (see `sr2.optim.CapturedStep`). A loss that is not finite at x_t is then refused and counted, not raised.
-        compile: have torch.compile make the optimizer's own work one pass where it is not one kernel already, as on the
-            CPU.
-        autocast: the dtype of the closure's `torch.autocast`, torch.bfloat16 or torch.float16. Its rounding moves the
-            loss by a share of f, and rho then carries a slack of 2 eps |f| max(1, -log |f|); left out, steps that gain
-            less are refused by chance, and sigma runs away.
+        foreach: True works through a separable group in few passes or launches; False tensor by tensor, the way to
+            read; None takes a fused kernel on CUDA where R and direction have one, and else is True.
+        capturable: keep every decision on the device, without a host read: a legal body of a CUDA graph (see
+            `sr2.optim.CapturedStep`). A loss that is not finite at x_t is then rejected and counted, not raised.
+        compile: have torch.compile make the optimizer's own work one pass where it is not one kernel already.
+        autocast: the dtype of the closure's `torch.autocast`. Its rounding moves the loss by a share of f, and rho then
+            carries a slack of 2 eps |f| max(1, -log |f|); left out, steps that gain less are rejected by chance.
         epsilon: the tolerance behind `converged`: E[|s|^2] <= epsilon^2, the paper's measure of stationarity.
         batch_growth: test assumption 3 at every step and ask for larger batches where it fails (see `BatchGrowth`).
     """
@@ -99,10 +108,13 @@ class SR2(FirstStep):
         gamma1: float = 5.56,
         gamma2: float | None = None,
         gamma3: float | str = "auto",
+        rule: Rule | None = None,
         sigma_min: float = 1e-6,
-        cooldown: tuple[int, int] | None = None,
         momentum: float = 0.0,
+        direction: Direction | None = None,
         metric: Metric | str | None = None,
+        cooldown: tuple[int, int] | None = None,
+        schedule: Schedule | None = None,
         penalize: str = "weights",
         foreach: bool | None = None,
         capturable: bool = False,
@@ -111,96 +123,148 @@ class SR2(FirstStep):
         epsilon: float | None = None,
         batch_growth: BatchGrowth | None = None,
     ) -> None:
-        given: dict[str, object] = {"sigma": sigma, "gamma3": gamma3}
-        for name, value in given.items():
-            if value != "auto" and (isinstance(value, bool) or not isinstance(value, Real)):
-                raise ValueError(f"SR2: {name} must be a number or 'auto', and is {value!r}")
-        falls = GAMMA3 if isinstance(gamma3, str) else gamma3  # "auto" chooses in the first step
-        self.search = Search(eta1, eta2, gamma1, gamma1 if gamma2 is None else gamma2, falls, sigma_min)
-        if not isinstance(sigma, str):
-            check_number("SR2", "sigma", sigma, sigma_min)
-        check_number("SR2", "momentum", momentum, 0, 1)
-        if autocast not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(f"SR2: autocast must be torch.bfloat16, torch.float16 or None, and is {autocast!r}")
-        if epsilon is not None:
-            check_number("SR2", "epsilon", epsilon, 0, open_low=True)
-        if cooldown is not None and epsilon is not None:
-            raise ValueError(
-                f"SR2: steps that a cooldown shortens say nothing of stationarity: leave out cooldown={cooldown!r} or "
-                f"epsilon={epsilon!r}"
-            )
-        if batch_growth is not None and not isinstance(batch_growth, BatchGrowth):
-            raise TypeError(
-                f"SR2: batch_growth must be a BatchGrowth, as BatchGrowth(kappa=10.0), and is {batch_growth!r}"
-            )
-        if batch_growth is not None and (capturable or momentum):
-            raise ValueError("batch_growth changes the batch and judges plain gradients: no capturable, no momentum")
-        self.auto_gamma3 = isinstance(gamma3, str)
-        self.cooldown = None if cooldown is None else as_cooldown(cooldown)
-        self.momentum = momentum
-        self.compile = compile
-        self.autocast = autocast
-        self.epsilon = epsilon
-        self.batch_growth = batch_growth
+        ratio, average = Ratio(eta1, eta2, gamma1, gamma2, gamma3), as_direction("SR2", momentum)
+        cooling = None if cooldown is None else as_cooldown(cooldown)
+        self.rule = self._given = part(Rule, rule, ratio, "eta1 to gamma3", used=ratio != Ratio())
+        self.direction = part(Direction, direction, average, "momentum", used=average is not None)
+        self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooling is not None)
+        check_sigma(sigma, sigma_min)
+        self.sigma_min, self.autocast, self.epsilon, self.batch_growth = sigma_min, autocast, epsilon, batch_growth
+        check_options(self, capturable)
         super().__init__(
-            params, regularizer, {}, metric=metric, penalize=penalize, foreach=foreach, capturable=capturable
+            params,
+            regularizer,
+            {},
+            metric=metric,
+            penalize=penalize,
+            foreach=foreach,
+            capturable=capturable,
+            compile=compile,
         )
-        known = not isinstance(sigma, str)
-        self._own["search"] = {
-            "sigma": float(sigma) if known else math.nan,
-            "sigma_known": known,
-            "gamma3": None,  # what "auto" chose
-            "cooldown": self.cooldown,
-            "sigma_first": 0.0,  # of that cooldown, once it has begun
-            "entered": False,
-            "batch": None if batch_growth is None else batch_growth.batch,
-            "steps_squared": stationarity.start(),
-            **dict.fromkeys(_COUNTS, 0),
-        }
-        self._last: StepInfo | Tensor | None = None
+        remembered = self.rule.memory() | (self.schedule.memory() if self.schedule else {})
+        self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
+        self._search.batch = None if batch_growth is None else batch_growth.batch
         self._place()
 
-    _fused_judge: FusedDecision | None
-    _kept: dict[Tensor, Tensor]
+    # ---- one step
 
-    _carried = ProximalOptimizer._carried | {
-        "search",
-        "auto_gamma3",
-        "cooldown",
-        "momentum",
-        "compile",
-        "autocast",
-        "epsilon",
-        "batch_growth",
-        "_last",
-    }
+    @_again_where_x_left
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None, objective: Closure | None = None) -> Tensor:  # type: ignore[override]
+        """One iteration of Algorithm 1; returns the loss at the starting point.
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._forget()
+        Args:
+            closure: returns the loss of the current batch; called twice, and once more at the first rejections, so it
+                must be a function of the parameters alone: draw the batch outside it. Forward-only is best; one that
+                zeroes and fills the gradients itself, as for torch's LBFGS, works too and pays a second backward.
+            objective: returns f of the full problem, to test the step on it and not on the batch, as Algorithm 1 says.
+        """
+        state = self._search
+        with self._begun(closure), self._twice(closure, objective) as f:
+            loss = f.at_x()  #                                   1  f(x), g
+            move = f.move = self._moves(self._proposals())  #     2  v and D of every group
+            model = move.to_trial()  #                              x <- x + s;  v's, R(x) - R(x + s), |s|^2
+            f.at_trial()  #                                      3  f(x + s)
+            outcome = self._judge(f, model, move)  #             4  rho: keep? next sigma?
+            f.settle(outcome)  #                                 5  keep x + s, or put x back
+            state.record(outcome)
+        state.follow(self.schedule)
+        f.look(outcome)
+        return loss
 
-    def _forget(self) -> None:
-        """What is not state: what was seen of the closure, and memory that can be made anew."""
-        self._watch, self._fused_judge, self._kept = ClosureWatch(), None, {}
+    def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
+        """Of every group x, g and D, with 1 / (sigma + D) for a step."""
+        if sigma is None:
+            sigma = self._search.sigma if self.capturable else float(self._search.sigma)
+        made = (Proposal.of(group, self.state, self.metric, self.direction) for group in self.param_groups)
+        proposals = [p for p in made if p is not None]
+        if not proposals:
+            raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
+        for p in proposals:
+            p.steps = [1.0 / sigma] * len(p.xs) if p.diagonal is None else [1.0 / (d + sigma) for d in p.diagonal]
+        return proposals
 
-    def _place(self) -> None:
-        """sigma and the counters live where decisions are made: on the device if capturable, else as host numbers."""
-        super()._place()
-        self._forget()
-        search, device = self._own["search"], self.param_groups[0]["params"][0].device
-        if (search["batch"] is None) != (self.batch_growth is None):  # the loaded state's
-            search["batch"] = None if self.batch_growth is None else self.batch_growth.batch
-        if search["cooldown"] != self.cooldown:
-            search |= {"cooldown": self.cooldown, "sigma_first": 0.0}
-        numbers = [(name, float, torch.float64) for name in ("sigma", "sigma_first")]
-        for name, kind, dtype in (*numbers, *((c, int, torch.int64) for c in _COUNTS)):
-            value = kind(search.get(name, 0))
-            search[name] = torch.tensor(value, dtype=dtype, device=device) if self.capturable else value
-        search["steps_squared"] = search["steps_squared"].to(device if self.capturable else "cpu")
-        if self.auto_gamma3 and search["gamma3"] is not None:
-            self.search = replace(self.search, gamma3=search["gamma3"])
-        if self.capturable:
-            self._last = torch.full((9,), math.nan, dtype=torch.float64, device=device)
+    def _judge(self, f: TwoEvaluations, model: Model, move: Move) -> Outcome:
+        """The rule's verdict on this step; in one kernel where the rule declares its constants."""
+        state, losses, rounding = self._search, f.losses(), self._rounding(f.loss)
+        if isinstance(move, FusedMove) and self.capturable and self._process_group is None and self.rule.constants:
+            return move.judge(losses, self.rule.constants, self.sigma_min, rounding, state)
+        evidence = Evidence.gather(losses, model, rounding, self._process_group, state.sigma.device)
+        if self.batch_growth is not None and state.batch is not None:
+            noise = self._noise.estimate(self._process_group) if f.objective is None and self._noise else 0.0
+            larger = self.batch_growth.larger(evidence, state.batch, noise)
+            if larger is not None:  # assumption 3 fails: s = 0 as in Algorithm 1, and the next batch is larger
+                state.batch = larger
+                return Outcome.called_off(evidence, state)
+        sound = evidence.all_finite
+        if self.capturable or not sound:
+            sound = sound_at_x(evidence, move, capturable=self.capturable)
+        verdict = self.rule.judge(evidence, state)
+        return Outcome.of(verdict, evidence, sound, state, self.sigma_min)
+
+    def _rounding(self, loss: Tensor) -> Rounding:
+        return Rounding.of(loss.dtype, (x.dtype for group in self.param_groups for x in group["params"]), self.autocast)
+
+    def _twice(self, closure: Closure | None, objective: Closure | None) -> TwoEvaluations:
+        """The two evaluations of a step; an interrupt leaves x, buffers and generators as before it."""
+        if not callable(closure):
+            raise TypeError(NO_CLOSURE)
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        self._noise = GradientNoise(parameters) if self.batch_growth else None
+        return TwoEvaluations(
+            closure,
+            self._module,
+            parameters,
+            objective=objective,
+            around=self._noise,
+            watch=self._watch,
+            capturable=self.capturable,
+            twin=self._twin,
+        )
+
+    # ---- before the first step
+
+    @contextmanager
+    def _begun(self, closure: Closure | None) -> Iterator[None]:
+        """A step from where R is finite, with a sigma; what a first step chose is forgotten if it fails."""
+        state = self._search
+        if not callable(closure) or (state.entered and state.sigma_known and not self.rule.undecided):
+            yield
+            return
+        try:
+            with start.or_nothing(state) as left:
+                start.enter_domain(self._penalized(), state, left, self._process_group)
+                if self.rule.undecided:
+                    state.chosen = self.rule.choose(start.R_0(self._penalized()))
+                    self._take_constants()
+                if not state.sigma_known:
+                    self._estimate(closure)
+                yield
+        finally:
+            self._take_constants()
+
+    def estimate_sigma(self, closure: Closure) -> None:
+        """Set sigma_0 now, from the curvature of this closure's loss at x; the same on all processes.
+
+        The first step does it unless it was done. Call it yourself to estimate on another closure: on a larger batch,
+        or on the network before it was compiled, since a compiled one cannot be differentiated twice.
+        """
+        with start.or_nothing(self._search) as left:
+            start.enter_domain(self._penalized(), self._search, left, self._process_group)
+            self._estimate(closure)
+
+    def _estimate(self, closure: Closure) -> None:
+        parameters, penalized = self._parameters(), self._penalized()
+        self._search.sigma.fill_(start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min))
+        self._search.sigma_known = True
+
+    def _take_constants(self) -> None:
+        """The rule with the constants that it took from R(x_0)."""
+        chosen = self._search.chosen = self._search.chosen if self._given.undecided else {}
+        self.rule = replace(self._given, **chosen) if chosen else self._given
+
+    def _penalized(self) -> start.Penalized:
+        return [(g["regularizer"], [p for p in g["params"] if p.requires_grad]) for g in self.param_groups]
 
     # ---- what a user reads
 
@@ -211,41 +275,41 @@ class SR2(FirstStep):
         >>> from torch import nn
         >>> from sr2 import L0
         >>> optimizer = SR2(nn.Linear(2, 1), L0(1e-3), **SR2.paper_defaults())
-        >>> optimizer.search.eta2, optimizer.search.gamma3
-        (0.99, 0.8)
+        >>> optimizer.rule
+        Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=0.8)
         """
         return {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
 
     @property
     def sigma(self) -> float:
         """sigma_t, as the next step will use it; NaN before the first step where it is to be estimated."""
-        return float(self._own["search"]["sigma"])
+        return float(self._search.sigma)
+
+    @property
+    def momentum(self) -> float:
+        """beta of v_t; 0 where v is the gradient."""
+        return 0.0 if self.direction is None else self.direction.beta or math.nan
 
     @property
     def last_step(self) -> StepInfo | None:
         """What the last step saw and did; None before the first. With `capturable`, reading it waits for the device."""
-        if not isinstance(self._last, Tensor):
-            return self._last
-        *numbers, accepted, null = self._last.tolist()
-        return None if math.isnan(null) else StepInfo.of(numbers, accepted=bool(accepted), null=bool(null))
+        return self._search.last_step()
 
     @property
-    def figures(self) -> Tensor | None:
-        """The numbers behind `last_step`, without waiting for the device: loss, trial loss, rho, sigma, predicted,
-        actual, |s|, accepted, null; None before the first step."""
-        if isinstance(self._last, StepInfo):
-            return self._last.as_tensor()
-        return self._last
+    def figures(self) -> Figures:
+        """The numbers behind `last_step` as 0-dim tensors, which every step fills anew."""
+        return self._search.figures
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many steps were accepted, refused, null, and (with `capturable`) broken: not finite at x_t."""
-        return {name: int(self._own["search"][name]) for name in _COUNTS}
+        """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t."""
+        counts = self._search.counts
+        return dict(zip(counts._fields, torch.stack(counts).tolist(), strict=True))
 
     @property
-    def stationarity(self) -> stationarity.Stationarity:
+    def stationarity(self) -> Stationarity:
         """The mean of |s|^2 over the last accepted steps, an estimate of the paper's measure, with its uncertainty."""
-        return stationarity.read(self._own["search"]["steps_squared"])
+        return Stationarity.of(self._search.moments)
 
     @property
     def converged(self) -> bool:
@@ -255,262 +319,31 @@ class SR2(FirstStep):
     @property
     def batch_size(self) -> int | None:
         """The size that `batch_growth` asks of the next batch; None without it."""
-        size = self._own["search"]["batch"]
-        return None if size is None else int(size)
+        return self._search.batch
 
     def _options(self) -> str:
-        s = self.search
-        sigma = f"{self.sigma:g}" if self._own["search"]["sigma_known"] else "auto"
-        words = f"sigma={sigma}, eta1={s.eta1:g}, eta2={s.eta2:g}, gamma1={s.gamma1:g}, gamma2={s.gamma2:g}, "
-        unknown = self.auto_gamma3 and self._own["search"]["gamma3"] is None
-        words += f"gamma3={'auto' if unknown else f'{s.gamma3:g}'}, sigma_min={s.sigma_min:g}"
-        words += f", cooldown={self.cooldown}" if self.cooldown else ""
-        words += f", momentum={self.momentum:g}" if self.momentum else ""
-        words += f", autocast={self.autocast}" if self.autocast else ""
-        words += f", epsilon={self.epsilon:g}" if self.epsilon is not None else ""
-        words += f", batch_growth={self.batch_growth!r}" if self.batch_growth else ""
-        return (
-            words
-            + (f", metric={self.metric!r}" if self.metric else "")
-            + (", capturable=True" if self.capturable else "")
-        )
+        sigma = f"{self.sigma:g}" if self._search.sigma_known else "auto"
+        names = ("schedule", "direction", "metric", "autocast", "epsilon", "batch_growth", "capturable")
+        words = (f", {name}={value!r}" for name in names if (value := getattr(self, name)))
+        return f"sigma={sigma}, sigma_min={self.sigma_min:g}, rule={self.rule!r}{''.join(words)}"
 
-    # ---- one step
+    # ---- state
 
-    @torch.no_grad()
-    def step(self, closure: Closure | None = None, objective: Closure | None = None) -> Tensor:  # type: ignore[override]
-        """One iteration of Algorithm 1; returns the loss at the starting point.
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which may name its own `regularizer`."""
+        super().add_param_group(param_group)
+        if hasattr(self, "_search"):
+            self._search.entered = False  # the new tensors may start where their R is infinite
 
-        Args:
-            closure: returns the loss of the current batch; called twice, and once more at the first refusals, so it
-                must be a function of the parameters alone: draw the batch outside it. Forward-only is best; one that
-                zeroes and fills the gradients itself, as for torch's LBFGS, works too and pays a second backward.
-            objective: returns f of the full problem, to test the step on it instead of on the batch (Algorithm 1 as
-                written).
-        """
-        if not callable(closure):
-            raise TypeError(
-                "SR2.step needs a closure, since it evaluates the loss twice: optimizer.step(lambda: loss_fn(model(x), "
-                "y)); torch's GradScaler cannot pass one, so use bfloat16 autocast, which needs no scaler"
-            )
-        while True:
-            with self._first_step_or_nothing() as left:
-                if not self._own["search"]["entered"]:
-                    self._enter_domain(left)
-                if self.auto_gamma3 and self._own["search"]["gamma3"] is None:
-                    self._choose_gamma3()
-                if not self._own["search"]["sigma_known"]:
-                    self._estimate_sigma(closure)
-                done = self._attempt(closure, objective)
-            if done is not None:
-                loss, evaluations = done
-                self._cool()
-                if isinstance(self._last, StepInfo) and self._last.accepted is False:
-                    self._watch.refused(evaluations, closure, loss, self._slack(loss, loss, self._resolution(loss)))
-                return loss
+    def _remembered(self) -> dict[str, Remembered]:
+        return {"search": self._search}
 
-    def _attempt(self, closure: Closure, objective: Closure | None) -> tuple[Tensor, TwoEvaluations] | None:
-        """One iteration from where R is finite; None, and nothing changed, if that turns out not to be so."""
-        evaluations = TwoEvaluations(self._module, self._parameters(), self._twin)
-        trial: Trial | FusedTrial | None = None
-        try:
-            with GradientNoise(self._parameters() if self.batch_growth else []) as noise:
-                loss = evaluations.first(closure)
-            self._watch.first(evaluations, self._twin)
-            f = loss if objective is None else evaluations.again(objective)
-            trial = self._trial(self._proposals())
-            parts = trial.move(self._own["search"]["sigma"])
-            if self.momentum and objective is None:
-                f = f + self._noise(trial)
-            f_trial = evaluations.again(objective or closure, settle_later=self.capturable)
-            losses, eps = (loss, f, f_trial), self._resolution(loss)
-            if self.capturable:
-                self._settle_on_device(losses, parts, eps, trial, evaluations)
-                return loss, evaluations
-            scalars = self._scalars(losses, parts).cpu()  # the one host read of a step
-            if not self._batch_passes(scalars, eps, None if objective else noise):
-                trial.put_back()
-            elif not self._settle(scalars, eps, trial, evaluations):
-                return None
-        except BaseException:  # an interrupt must not leave x halfway
-            if trial is not None:
-                trial.put_back()
-            evaluations.undo()
-            raise
-        return loss, evaluations
+    def _forget(self) -> None:
+        super()._forget()
+        self._watch = ClosureWatch(lambda loss: self._rounding(loss).slack(loss, loss))
 
-    def _proposals(self) -> list[Proposal]:
-        proposals = [p for group in self.param_groups if (p := self._propose(group, self.momentum)) is not None]
-        if not proposals:
-            raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
-        return proposals
-
-    def _trial(self, proposals: list[Proposal]) -> Trial | FusedTrial:
-        if self.foreach is None and FusedTrial.fits(proposals):
-            return self._fused.setdefault(0, FusedTrial()).use(proposals)
-        return Trial(proposals, self._kept, flat=self._flat(proposals[0].xs), compiled=self.compile)
-
-    def _noise(self, trial: Trial | FusedTrial) -> Tensor:
-        """(g - v)'s, which momentum's v takes out of this batch: the step is judged on f(., xi) + (v - g)'x.
-
-        That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
-        """
-        noise = trial.noise()
-        return torch.where(noise.isfinite(), noise, 0.0)  # where it is not, s is not, and refuses the step itself
-
-    def _scalars(self, losses: Sequence[Tensor], parts: Parts) -> Tensor:
-        """loss, f(x), f(x + s), v's, R(x) - R(x + s), |s|^2: one reduction point, so that processes agree."""
-        values = torch.stack([t.to(parts.vs.device, torch.float64) for t in losses])
-        group = self._process_group()
-        if group is not None:  # every process has its own batch, and all must decide alike
-            dist.all_reduce(values, group=group)
-            values /= dist.get_world_size(group)
-        return torch.cat([values, torch.stack(parts)])
-
-    def _resolution(self, loss: Tensor) -> float:
-        """The relative precision in which f is known: the loss's, or float32's where a parameter is below float64."""
-        exact = all(x.dtype == torch.float64 for group in self.param_groups for x in group["params"])
-        return max(torch.finfo(loss.dtype).eps, torch.finfo(torch.float64 if exact else torch.float32).eps)
-
-    @property
-    def _coarse(self) -> float:
-        """What autocast's rounding may hide of f, in `rounding`: five deviations or more (benchmarks/rounding.py)."""
-        return 0.0 if self.autocast is None else 2 * torch.finfo(self.autocast).eps
-
-    def _slack(self, f: Tensor, f_trial: Tensor, eps: float) -> Tensor:
-        return rounding(f, f_trial, eps, self._coarse)
-
-    def _decide(self, scalars: Tensor, eps: float) -> tuple[Decision, Tensor]:
-        """The decision, and the figures of `StepInfo` in its order."""
-        loss, f, f_trial, vs, dR, ss = scalars.unbind()
-        sigma = _number(self._own["search"]["sigma"])
-        actual, predicted = f - f_trial + dR, dR - vs
-        slack = self._slack(f, f_trial, eps)
-        decision = self.search.decide(sigma, actual, predicted, slack, ss)
-        figures = (loss, f_trial, decision.rho, decision.sigma, predicted, actual, ss.sqrt())
-        return decision, torch.stack([*figures, decision.accepted.double(), decision.null.double()])
-
-    def _settle(self, scalars: Tensor, eps: float, trial: Trial | FusedTrial, evaluations: TwoEvaluations) -> bool:
-        """Keep the trial point or put x back; the next sigma; the counters. False if the step must be taken anew."""
-        if not bool(scalars.isfinite().all()) and not self._can_refuse(scalars, trial, evaluations):
-            return False
-        search = self._own["search"]
-        decision, figures = self._decide(scalars, eps)
-        accepted, null = bool(decision.accepted), bool(decision.null)
-        loss, _, f_trial, vs, _, _ = scalars.unbind()
-        self._watch.tried(loss, f_trial, vs, lambda: self._slack(loss, loss, eps))
-        trial.commit()
-        if not accepted:
-            trial.put_back()
-        search["accepted" if accepted else "null" if null else "refused"] += 1
-        search["sigma"] = float(decision.sigma)
-        counts = decision.accepted | decision.null
-        search["steps_squared"] = stationarity.update(search["steps_squared"], scalars[5], counts)
-        self._last = StepInfo.of(figures.tolist()[:7], accepted=accepted, null=null)
-        return True
-
-    def _settle_on_device(
-        self, losses: Sequence[Tensor], parts: Parts, eps: float, trial: Trial | FusedTrial, evaluations: TwoEvaluations
-    ) -> None:
-        """`_settle` without a host read: every choice is a `where`, every state is written in place."""
-        if isinstance(trial, FusedTrial) and self._process_group() is None:
-            accepted, sound = self._fused_decision(losses, trial.sums, eps)
-        else:
-            accepted, sound = self._decision_on_device(losses, parts, eps)
-        trial.put_back_unless(accepted)
-        evaluations.settle(sound)
-        trial.commit_on_device(sound)
-
-    def _decision_on_device(self, losses: Sequence[Tensor], parts: Parts, eps: float) -> tuple[Tensor, Tensor]:
-        """accepted, sound; sigma, counters and figures are written."""
-        search, scalars = self._own["search"], self._scalars(losses, parts)
-        loss, f, _, vs, _, ss = scalars.unbind()
-        # v's is not finite where g is not, or where only the prox is not: that is a refusal.
-        gs = [p.grad for p in self._parameters() if p.grad is not None and p.grad.numel()]
-        finite = torch.stack([n.isfinite().to(vs.device) for n in torch._foreach_norm(gs, math.inf)]).all()
-        sound = loss.isfinite() & f.isfinite() & (vs.isfinite() | finite)
-        decision, figures = self._decide(scalars, eps)
-        # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
-        enters = scalars[4].isposinf() & scalars[2].isfinite() & sound
-        accepted, null = (decision.accepted | enters) & sound, decision.null & sound
-        refused = sound & ~accepted & ~null
-        for name, flag in zip(_COUNTS, (accepted, refused, null, ~sound), strict=True):
-            search[name] += flag
-        figures[3] = torch.where(sound & ~enters, decision.sigma, search["sigma"])
-        figures[7], figures[8] = accepted, null
-        search["sigma"].copy_(figures[3])
-        search["steps_squared"].copy_(stationarity.update(search["steps_squared"], ss, accepted | null))
-        cast(Tensor, self._last).copy_(figures)
-        return accepted, sound
-
-    def _fused_decision(self, losses: Sequence[Tensor], sums: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        s = self.search
-        slack = (10 * eps, self._coarse)
-        constants = (s.eta1, s.eta2, s.gamma1, s.gamma2, s.gamma3, s.sigma_min, *slack, stationarity.FORGET)
-        if self._fused_judge is None or self._fused_judge.key != constants:
-            self._fused_judge = FusedDecision(constants, sums.device)
-        return self._fused_judge(losses, sums, self._own["search"], cast(Tensor, self._last))
-
-    def _cool(self) -> None:
-        """sigma of the next step is at least the cooldown's; without a host read where it lives on the device."""
-        search = self._own["search"]
-        if self.cooldown is None or not search["sigma_known"]:  # it is not after a first batch that was broken
-            return
-        t = _number(sum(search[name] for name in _COUNTS))
-        sigma, first = cooled(_number(search["sigma"]), _number(search["sigma_first"]), t, self.cooldown)
-        if self.capturable:
-            search["sigma"].copy_(sigma)
-            search["sigma_first"].copy_(first)
-            cast(Tensor, self._last)[3] = sigma
-        else:
-            search["sigma"], search["sigma_first"] = float(sigma), float(first)
-            self._last = replace(cast(StepInfo, self._last), sigma=search["sigma"])
-
-    def _batch_passes(self, scalars: Tensor, eps: float, noise: GradientNoise | None) -> bool:
-        """Assumption 3 for this batch. Where it fails, s = 0 as in Algorithm 1, and the next batch is larger.
-
-        noise: None where f is the full objective, whose error against g's has the noise in it already.
-        """
-        growth, search = self.batch_growth, self._own["search"]
-        if growth is None or search["batch"] >= growth.largest or not bool(scalars.isfinite().all()):
-            return True
-        loss, f, f_trial, vs, dR, ss = scalars.tolist()
-        spread = math.nan if noise is None else noise.estimate(self._process_group())
-        slack = float(self._slack(scalars[1], scalars[2], eps))
-        if growth.passes(abs(f_trial - f - vs), 0.0 if math.isnan(spread) else spread, ss, slack):
-            return True
-        search["batch"] = growth.next(search["batch"])
-        search["null"] += 1
-        numbers = (loss, f_trial, math.nan, search["sigma"], dR - vs, f - f_trial + dR, math.sqrt(ss))
-        self._last = StepInfo.of(numbers, accepted=False, null=True)
-        return False
-
-    def _can_refuse(self, scalars: Tensor, trial: Trial | FusedTrial, evaluations: TwoEvaluations) -> bool:
-        """Something is not finite. At the trial point: True, to be refused. At x_t: all is put back, and it is an
-        error, unless x_t has left the domain of R since the last step: False, to enter it again."""
-        loss, f, _, vs, dR, _ = scalars.tolist()
-        broken, outside = None, False
-        if not math.isfinite(loss):
-            broken = f"the loss at x_t is {loss}"
-        elif not math.isfinite(f):
-            broken = f"the objective at x_t is {f}"
-        elif not math.isfinite(vs) and not all(bool(g.isfinite().all()) for p in trial.proposals for g in p.gs):
-            broken = f"the loss at x_t is finite ({loss:g}) and its gradient is not"
-        elif not math.isfinite(dR):
-            outside = trial.starts_outside()
-        if not broken and not outside:
-            return True
-        trial.put_back()
-        evaluations.undo()
-        if outside:
-            self._own["search"]["entered"] = False
-            return False
-        raise FloatingPointError(
-            f"{broken}; x, sigma and all state are as before the step: skip this batch, or look for what is not finite "
-            "in the data or the model"
-        )
-
-
-def _number(value: float | Tensor) -> Tensor:
-    """A host's number as a 0-dim tensor of the host; where it lives on the device, as it is."""
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
+    def _place(self) -> None:
+        """sigma and the counters live where decisions are made: on the device if capturable, else on the host."""
+        super()._place()
+        self._search.to(self.param_groups[0]["params"][0].device if self.capturable else "cpu")
+        self._take_constants()

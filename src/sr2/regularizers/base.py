@@ -18,11 +18,10 @@ from typing import ClassVar, overload
 import torch
 from torch import Tensor
 
+from ..numerics import in_parts, like, total, wide
+
 Step = float | Tensor
 """A step size: a float, a 0-dim tensor, or a tensor with one step an entry."""
-
-RUN = 512
-"""How many float32 entries, at most, are summed in float32 before float64 goes on, on the CPU."""
 
 
 class Regularizer:
@@ -59,21 +58,18 @@ class Regularizer:
 
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         """The prox of a whole group, steps[i] for xs[i]. Unchecked: what an optimizer calls every step."""
-        return [
-            _like(self.prox_tensor(_working_precision(x), _working_step(step, x)), x)
-            for x, step in zip(xs, steps, strict=True)
-        ]
+        return [like(self.prox_tensor(wide(x), _working_step(step, x)), x) for x, step in zip(xs, steps, strict=True)]
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
         """`decrease`, unchecked: what an optimizer calls every step. Worth writing where fewer passes give it."""
         pairs = zip(self.terms_of(xs), self.terms_of(zs), strict=True)
-        return _total([before - after for before, after in pairs])
+        return total([before - after for before, after in pairs])
 
     # ---- what everybody calls
 
     def value(self, xs: Tensor | Sequence[Tensor]) -> Tensor:
         """R(xs): a 0-dim float64 tensor on the tensors' device."""
-        return _total(self.terms_of(_checked_tensors(self, xs)))
+        return total(self.terms_of(_checked_tensors(self, xs)))
 
     def decrease(self, xs: Tensor | Sequence[Tensor], zs: Tensor | Sequence[Tensor]) -> Tensor:
         """R(xs) - R(zs), summed term by term: the difference of two large sums would lose its digits."""
@@ -97,6 +93,24 @@ class Regularizer:
         tensors = _checked_tensors(self, xs)
         zs = self.prox_of(tensors, _checked_steps(self, tensors, step))
         return zs[0] if isinstance(xs, Tensor) else zs
+
+
+class _Zero(Regularizer):
+    """R = 0: what a parameter group without a regularizer has."""
+
+    separable = True
+    convex = True
+    coefficients = (0.0, 0.0, 0.0)
+
+    def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
+        return list(xs)
+
+    def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.zeros((), dtype=torch.float64, device=x.device) for x in xs[:1]]
+
+
+ZERO = _Zero()
+"""R = 0."""
 
 
 # ---- checks: one sentence that names the value and the way out
@@ -198,25 +212,12 @@ def _check_positive(name: str, step: Step) -> None:
 # ---- precision and layout
 
 
-def _working_precision(x: Tensor) -> Tensor:
-    """bfloat16 holds 8 bits: thresholds and roots are computed in float32."""
-    return x.float() if x.dtype == torch.bfloat16 else x
-
-
 def _working_step(step: Step, x: Tensor) -> Step:
     """One step for all entries has float64's digits, as a Python float has: they are free. One an entry: x's."""
     if not isinstance(step, Tensor):
         return step
-    wide = step.dim() == 0 or torch.float64 in (step.dtype, x.dtype)
-    return step.double() if wide else step.float()
-
-
-def _like(z: Tensor, x: Tensor) -> Tensor:
-    """z in x's dtype and, where x is dense, in x's strides."""
-    if z.dtype == x.dtype and z.stride() == x.stride():
-        return z
-    out = torch.empty_like(x, memory_format=torch.preserve_format)
-    return z if z.dtype == out.dtype and z.stride() == out.stride() else out.copy_(z)
+    has_digits = step.dim() == 0 or torch.float64 in (step.dtype, x.dtype)
+    return step.double() if has_digits else step.float()
 
 
 def as_matrix(x: Tensor) -> Tensor:
@@ -227,39 +228,6 @@ def as_matrix(x: Tensor) -> Tensor:
 def as_tensor(step: Step, x: Tensor) -> Tensor:
     """The step as a tensor on x's device, filled there: no copy from the host, so legal in a CUDA graph."""
     return step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.float64, device=x.device)
-
-
-def in_runs(x: Tensor) -> bool:
-    """Whether the rows of x are such runs."""
-    return x.dim() == 2 and RUN // 2 < x.shape[1] <= RUN
-
-
-def exact_sum(x: Tensor) -> Tensor:
-    """The sum, accumulated in float64.
-
-    On the CPU, runs of float32 entries are summed in float32 first, which loses no more than their own rounding:
-    torch's sum into float64 takes twice as long.
-    """
-    compiling = torch.compiler.is_compiling()
-    if x.is_cpu and in_runs(x) and (x.dtype == torch.float32 or (compiling and x.dtype == torch.float64)):
-        return x.sum(1).sum(dtype=torch.float64)
-    small = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() and not compiling
-    if small and x.numel() >= 128 * RUN:  # below, the calls cost more
-        x = x.view(-1)
-        whole = x.numel() - x.numel() % RUN
-        return exact_sum(x[:whole].view(-1, RUN)) + x[whole:].sum(dtype=torch.float64)
-    return x.sum(dtype=torch.float64)
-
-
-def _total(terms: Sequence[Tensor]) -> Tensor:
-    if not terms:
-        return torch.zeros((), dtype=torch.float64, device="cpu")
-    sums = [exact_sum(t) for t in terms]
-    return torch.stack([s.to(sums[0].device) for s in sums]).sum()
-
-
-PART = 1 << 20
-"""Entries of which R is evaluated at once by `value_in_parts`."""
 
 
 @torch.no_grad()
@@ -274,8 +242,3 @@ def value_in_parts(regularizer: Regularizer, xs: Sequence[Tensor]) -> Tensor:
         return regularizer.value(xs)
     values = [regularizer.value([part]) for part in in_parts(xs)]
     return torch.stack([v.to(values[0].device) for v in values]).sum()
-
-
-def in_parts(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Views of about a million entries, or of one row where that is longer."""
-    return [part for x in xs for part in (x.chunk(max(1, -(-x.numel() // PART))) if x.dim() else (x,))]

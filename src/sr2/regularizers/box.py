@@ -50,6 +50,6 @@ class Box(Regularizer):
 
 
 def _within(bound: float, dtype: torch.dtype) -> float:
-    """A finite bound beyond the dtype's range is the dtype's largest number: torch would refuse it."""
+    """A finite bound beyond the dtype's range is the dtype's largest number: torch would reject it."""
     largest = torch.finfo(dtype).max
     return bound if abs(bound) == inf else min(max(bound, -largest), largest)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Regularizer, Step, check_number, exact_sum
+from ..numerics import exact_sum
+from .base import Regularizer, Step, check_number
 
 
 @dataclass(frozen=True)
@@ -49,4 +50,4 @@ class L0(Regularizer):
         threshold = (2 * self.lam * step) ** 0.5  # a root of t, never a square of x: x**2 would under- or overflow
         if isinstance(threshold, Tensor):
             return torch.where(x.abs() <= threshold, 0.0, x)
-        return F.hardshrink(x, min(threshold, torch.finfo(x.dtype).max))  # one pass; torch refuses a larger threshold
+        return F.hardshrink(x, min(threshold, torch.finfo(x.dtype).max))  # one pass; torch rejects a larger threshold

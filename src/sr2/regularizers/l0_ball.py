@@ -9,7 +9,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from .base import Regularizer, Step, _like, check_integer, check_number
+from ..numerics import like
+from .base import Regularizer, Step, check_integer, check_number
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,4 @@ class L0Ball(Regularizer):
         # topk breaks ties as it likes: keep what is above the k-th size, and the first of its equals.
         drop = (sizes < least) | (ties & (ties.cumsum(0) > k - above.sum()))
         parts = torch.split_with_sizes(drop, [x.numel() for x in xs])
-        return [
-            _like(x.masked_fill(part.view(x.shape).to(x.device), 0.0), x) for part, x in zip(parts, xs, strict=True)
-        ]
+        return [like(x.masked_fill(part.view(x.shape).to(x.device), 0.0), x) for part, x in zip(parts, xs, strict=True)]

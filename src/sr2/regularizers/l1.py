@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Regularizer, Step, _working_precision, check_number, exact_sum
+from ..numerics import exact_sum, wide
+from .base import Regularizer, Step, check_number
 
 
 def soft_threshold(x: Tensor, t: Step) -> Tensor:
     """sign(x) max(|x| - t, 0), for a number t or a tensor of them."""
     if isinstance(t, Tensor):
         return x - torch.clamp(x, -t, t)  # no host read, and 0 stays 0 where t overflowed to inf
-    return F.softshrink(x, min(t, torch.finfo(x.dtype).max))  # one pass; torch refuses a t beyond x's range
+    return F.softshrink(x, min(t, torch.finfo(x.dtype).max))  # one pass; torch rejects a t beyond x's range
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class L1(Regularizer):
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
         # |x| - |z| is exact where z is near x, so it need not wait for float64; bfloat16 would round the others.
-        sums = [exact_sum(_working_precision(x.abs()).sub_(z.abs())) for x, z in zip(xs, zs, strict=True)]
+        sums = [exact_sum(wide(x.abs()).sub_(z.abs())) for x, z in zip(xs, zs, strict=True)]
         return self.lam * sum(sums, torch.zeros((), dtype=torch.float64, device=xs[0].device))
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:

@@ -1,0 +1,105 @@
+"""Exact sums, working precision and memory layout: the arithmetic that regularizers and optimizers share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+RUN = 512
+"""How many float32 entries, at most, are summed in float32 before float64 goes on, on the CPU."""
+PART = 1 << 20
+"""How many entries `in_parts` puts into one part."""
+
+
+# ---- precision
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in the precision of the arithmetic: bfloat16 holds 8 bits, so it is computed in float32 and rounded once."""
+    return x.float() if x.dtype == torch.bfloat16 else x
+
+
+def like(z: Tensor, x: Tensor) -> Tensor:
+    """z in x's dtype and, where x is dense, in x's strides."""
+    if z.dtype == x.dtype and z.stride() == x.stride():
+        return z
+    out = torch.empty_like(x, memory_format=torch.preserve_format)
+    return z if z.dtype == out.dtype and z.stride() == out.stride() else out.copy_(z)
+
+
+# ---- sums
+
+
+def exact_sum(x: Tensor) -> Tensor:
+    """The sum of all entries, accumulated in float64.
+
+    On the CPU, runs of float32 entries are summed in float32 first, which loses no more than their own rounding:
+    torch's sum into float64 takes twice as long.
+    """
+    compiling = torch.compiler.is_compiling()
+    if x.is_cpu and in_runs(x) and (x.dtype == torch.float32 or (compiling and x.dtype == torch.float64)):
+        return x.sum(1).sum(dtype=torch.float64)
+    small = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() and not compiling
+    if small and x.numel() >= 128 * RUN:  # below, the calls cost more
+        x = x.view(-1)
+        whole = x.numel() - x.numel() % RUN
+        return exact_sum(x[:whole].view(-1, RUN)) + x[whole:].sum(dtype=torch.float64)
+    return x.sum(dtype=torch.float64)
+
+
+def in_runs(x: Tensor) -> bool:
+    """Whether each row of x is one such run."""
+    return x.dim() == 2 and RUN // 2 < x.shape[1] <= RUN
+
+
+def add(numbers: Sequence[Tensor]) -> Tensor:
+    """The sum of 0-dim tensors, on the device of the first."""
+    if len(numbers) == 1:
+        return numbers[0]
+    return torch.stack([n.to(numbers[0].device) for n in numbers]).sum()
+
+
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    """The exact sum over all entries of several tensors, on the device of the first."""
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    return add([exact_sum(t) for t in tensors])
+
+
+# ---- memory layout
+
+
+def dense(x: Tensor) -> bool:
+    """Whether the entries fill one stretch of memory, in any order of the dimensions."""
+    expected = 1
+    for size, stride in sorted(zip(x.shape, x.stride(), strict=True), key=lambda pair: pair[1]):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def end_to_end(tensors: Sequence[Tensor]) -> Tensor:
+    """All entries as one vector: a few launches then serve, whatever the number of tensors."""
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def cut(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The inverse of `end_to_end`: views of `flat` in the shapes of `tensors`."""
+    pieces = torch.split(flat, [t.numel() for t in tensors])
+    return [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
+
+
+def in_parts(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Views of about a million entries, or of one row where that is longer."""
+    return [part for x in xs for part in (x.chunk(max(1, -(-x.numel() // PART))) if x.dim() else (x,))]
+
+
+# ---- CUDA graphs
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,68 @@
+"""The arguments of SR2: parts and their shorthand, and what does not go together."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any, Protocol
+
+import torch
+
+from ..regularizers.base import check_number
+from .parts.directions import Direction
+from .parts.schedules import Schedule
+from .theory.batch_growth import BatchGrowth
+
+NO_CLOSURE = (
+    "SR2.step needs a closure, since it evaluates the loss twice: optimizer.step(lambda: loss_fn(model(x), y)); "
+    "torch's GradScaler cannot pass one, so use bfloat16 autocast, which needs no scaler"
+)
+
+
+class Options(Protocol):
+    """The options that are checked against one another."""
+
+    autocast: torch.dtype | None
+    epsilon: float | None
+    batch_growth: BatchGrowth | None
+    schedule: Schedule | None
+    direction: Direction | None
+
+
+def part(kind: type, given: Any, default: Any, shorthand: str, *, used: bool) -> Any:
+    """The part of this kind that was given, or the one that its shorthand stands for; not both."""
+    owner, name = "SR2", kind.__name__.lower()
+    if given is None:
+        return default
+    if not isinstance(given, kind):
+        raise TypeError(f"{owner}: {name} must be an object of sr2.{name}s, and is {given!r}")
+    if used:
+        raise ValueError(f"{owner}: {name}={given!r} says it already: leave out {shorthand}")
+    return given
+
+
+def check_sigma(sigma: object, sigma_min: float) -> None:
+    """A number of at least sigma_min > 0, or "auto"."""
+    check_number("SR2", "sigma_min", sigma_min, 0, open_low=True)
+    if isinstance(sigma, str) and sigma == "auto":
+        return
+    if isinstance(sigma, bool) or not isinstance(sigma, Real):
+        raise ValueError(f"SR2: sigma must be a number or 'auto', and is {sigma!r}")
+    check_number("SR2", "sigma", sigma, sigma_min)
+
+
+def check_options(options: Options, capturable: bool) -> None:
+    """What does not go together, in one sentence with the way out."""
+    autocast, epsilon, growth = options.autocast, options.epsilon, options.batch_growth
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"SR2: autocast must be torch.bfloat16, torch.float16 or None, and is {autocast!r}")
+    if epsilon is not None:
+        check_number("SR2", "epsilon", epsilon, 0, open_low=True)
+    if options.schedule is not None and epsilon is not None:
+        raise ValueError(
+            f"SR2: steps that a cooldown shortens say nothing of stationarity: leave out {options.schedule} or "
+            f"epsilon={epsilon!r}"
+        )
+    if growth is not None and not isinstance(growth, BatchGrowth):
+        raise TypeError(f"SR2: batch_growth must be a BatchGrowth, as BatchGrowth(kappa=10.0), and is {growth!r}")
+    if growth is not None and (capturable or options.direction is not None):
+        raise ValueError("batch_growth changes the batch and judges plain gradients: no capturable, no momentum")

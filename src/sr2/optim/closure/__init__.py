@@ -1,0 +1,1 @@
+"""Asking a user's function twice: at x and at the trial point."""

@@ -1,0 +1,289 @@
+"""Asking the closure twice: at x and at the trial point, with buffers and randomness as after one forward.
+
+SR2 compares two values of the same function, so both evaluations must see the same dropout masks, and the second one
+must leave no trace: not in batch-norm's statistics, not in the random number generators, not in the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from ...numerics import capturing, cut, end_to_end
+from ..state import Outcome
+from .losses import Closure, as_loss, explained, gradients_of
+from .watch import ClosureWatch
+
+
+class Settled(Protocol):
+    """What moves x, as far as it is needed here."""
+
+    def put_back(self) -> None: ...
+
+    def settle(self, outcome: Outcome) -> None: ...
+
+    def noise(self) -> Tensor | None: ...
+
+
+class TwoEvaluations:
+    """One step's evaluations of a closure: `at_x` (with gradients), `at_trial` (no trace), then `settle`.
+
+    Args:
+        closure: the batch's loss.
+        module: whose buffers to protect; None protects none.
+        parameters: those the closure's gradients are wanted for.
+        objective: evaluated at both points instead of the closure's loss, which then gives the gradient only.
+        around: entered around the evaluation at x, to observe its backward passes.
+        watch: what is known of this closure so far.
+        capturable: choose the buffers without looking, on the device.
+        twin: during a CUDA graph's capture, a generator registered with it that draws what the default one draws.
+    """
+
+    loss: Tensor
+    """The closure's loss at x."""
+    f: Tensor
+    """What is compared with `f_trial`: the loss at x, or the objective there."""
+    f_trial: Tensor
+    move: Settled | None = None
+    """How x moves to the trial point and back, once it is known."""
+
+    def __init__(
+        self,
+        closure: Closure,
+        module: nn.Module | None,
+        parameters: Sequence[Tensor],
+        *,
+        objective: Closure | None = None,
+        around: AbstractContextManager[object] | None = None,
+        watch: ClosureWatch | None = None,
+        capturable: bool = False,
+        twin: torch.Generator | None = None,
+    ) -> None:
+        self._closure, self.objective = closure, objective
+        self._module, self._parameters = module, parameters
+        self._around = around or nullcontext()
+        self._watch, self._capturable = watch, capturable
+        self._devices = {p.device for p in parameters}
+        self._before = Buffers(module)
+        self._fills_gradients = False
+        # A captured graph cannot rewind a generator: its second evaluation draws from the twin.
+        self._capturing = capturing()
+        self._twin = twin if self._capturing else None
+        if not self._capturing:
+            self._randomness = Randomness(self._devices)
+
+    def __enter__(self) -> TwoEvaluations:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """An error or an interrupt leaves x, buffers and generators as before the step."""
+        if kind is not None:
+            if self.move is not None:
+                self.move.put_back()
+            self._undo()
+
+    def at_x(self) -> Tensor:
+        """The loss at x, detached; every parameter's gradient is in its `.grad`."""
+        versions = [p._version for p in self._parameters]
+        with _no_fast_path(), self._around:
+            self.loss, self._fills_gradients = self._loss_and_gradients()
+        self._after = Buffers(self._module)
+        # A forward may read the buffers that it updates, as spectral norm does. One that sets parameters from its first
+        # batch and notes so in a buffer must not do it again.
+        self._start = self._before if [p._version for p in self._parameters] == versions else self._after
+        drew = False
+        if not self._capturing:
+            self._randomness_after = Randomness(self._devices)
+            drew = self._randomness_after != self._randomness
+        alone = self._capturing and self._twin is None
+        if self._watch is not None and (drew or alone):
+            self._watch.at_x(drew=drew, captured_alone=alone)
+        self.f = self.loss if self.objective is None else self._evaluate(self.objective)
+        return self.loss
+
+    def at_trial(self) -> Tensor:
+        """f where the parameters are now; generators and gradients stay as `at_x` left them, and so do the buffers,
+        unless `settle` is to choose them."""
+        self.f_trial = self._evaluate(self.objective or self._closure, restore=not self._capturable)
+        return self.f_trial
+
+    def losses(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, f(x) and f(x + s). A step along v is judged on f(., xi) + (v - g)'x, so f(x) is f + (g - v)'s here.
+
+        That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
+        """
+        noise = self.move.noise() if self.move is not None and self.objective is None else None
+        if noise is None:
+            return self.loss, self.f, self.f_trial
+        # Where the noise is not finite, s is not, and rejects the step itself.
+        return self.loss, self.f + torch.where(noise.isfinite(), noise, 0.0), self.f_trial
+
+    def again(self) -> Tensor:
+        """The closure's loss where the parameters are now, without a trace."""
+        return self._evaluate(self._closure)
+
+    def settle(self, outcome: Outcome) -> None:
+        """Keep x + s or put x back; the buffers as after `at_x`, or as before it where the batch was broken."""
+        if self.move is not None:
+            self.move.settle(outcome)
+        if self._capturable:
+            self._after.restore_either(outcome.sound, self._before)
+
+    def look(self, outcome: Outcome) -> None:
+        """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees."""
+        evidence = outcome.evidence
+        if self._capturable or self._watch is None or evidence is None or not outcome.sound:
+            return
+        if evidence.f_trial == evidence.loss:
+            self._watch.unmoved(evidence.loss, evidence.vs)
+        else:
+            self._watch.unmoved_steps = 0
+        if not (outcome.accepted or outcome.null):
+            self._watch.rejected(self.loss, self.again)
+
+    def _undo(self) -> None:
+        """Put the buffers and the generators back to where they were before `at_x`."""
+        self._before.restore()
+        if not self._capturing:
+            self._randomness.restore()
+
+    def _loss_and_gradients(self) -> tuple[Tensor, bool]:
+        """The usual closure returns one number with its graph; `loss_and_gradients` knows all others."""
+        for p in self._parameters:
+            p.grad = None
+        with torch.enable_grad():
+            result = self._closure()
+            if not (_is_number(result) and result.requires_grad) or any(p.grad is not None for p in self._parameters):
+                return gradients_of(result, self._parameters, self._module)
+            try:
+                result.backward()  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                raise explained(error) from error
+        return result.detach(), False
+
+    def _evaluate(self, function: Closure, *, restore: bool = True) -> Tensor:
+        # Inside a user's own autocast region the cast copies of the weights are cached, and are those of another x.
+        torch.clear_autocast_cache()
+        gradients = [p.grad for p in self._parameters]
+        for p in self._parameters:  # so that a closure which zeroes in place cannot touch the kept gradients
+            p.grad = None
+        default = None
+        if self._twin is not None:
+            default = torch.cuda.default_generators[torch.cuda.current_device()]
+            drawing = default.graphsafe_get_state()
+            default.graphsafe_set_state(self._twin)
+        elif not self._capturing:
+            self._randomness.restore()
+        self._start.restore()
+        try:
+            with torch.set_grad_enabled(self._fills_gradients), _no_fast_path():
+                result = function()
+                return result.detach() if _is_number(result) else as_loss(result)
+        finally:
+            for p, g in zip(self._parameters, gradients, strict=True):
+                p.grad = g
+            if default is not None:
+                default.graphsafe_set_state(drawing)
+            elif not self._capturing:
+                self._randomness_after.restore()
+            if restore:
+                self._after.restore()
+            torch.clear_autocast_cache()
+
+
+class Buffers:
+    """A copy of every buffer of a module, to be put back: contents, and identity where a forward rebinds a buffer."""
+
+    @torch.no_grad()
+    def __init__(self, module: nn.Module | None) -> None:
+        owners = [] if module is None else [m._buffers for m in module.modules() if m._buffers]
+        self._slots = [(owner, name, b) for owner in owners for name, b in owner.items()]
+        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for _, _, b in self._slots:
+            if b is not None and not _expanded(b):  # what is expanded nobody can write in place
+                kinds.setdefault((b.dtype, b.device), []).append(b)
+        # Laid end to end by kind: a few launches instead of one for each of a network's hundreds of small buffers.
+        self._kinds = [(tensors, end_to_end(tensors)) for tensors in kinds.values()]
+        self._shapes = [[b.shape for b in tensors] for tensors in kinds.values()]
+
+    def restore(self) -> None:
+        for owner, name, tensor in self._slots:
+            owner[name] = tensor
+        for (tensors, copy), shapes in zip(self._kinds, self._shapes, strict=True):
+            for b, shape in zip(tensors, shapes, strict=True):
+                if b.shape != shape:  # observers of quantization resize theirs
+                    b.resize_(shape)
+            _cut_into(copy, tensors)
+
+    def restore_either(self, mine: Tensor, other: Buffers) -> None:
+        """`restore` this copy where the 0-dim tensor `mine` is true, else `other`, without looking at it."""
+        if self._shapes != other._shapes:
+            self.restore()  # the forward has made a buffer, or another one, and there is nothing to choose from
+            return
+        for owner, name, tensor in self._slots:
+            owner[name] = tensor
+        for (tensors, copy), (_, others) in zip(self._kinds, other._kinds, strict=True):
+            _cut_into(torch.where(mine, copy, others), tensors)
+
+
+class Randomness:
+    """The states of torch's generators on the CPU and on the devices in use."""
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._cpu = torch.get_rng_state()
+        self._cuda = {d: torch.cuda.get_rng_state(d) for d in devices if d.type == "cuda"}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Randomness) and all(
+            torch.equal(a, b)
+            for a, b in zip([self._cpu, *self._cuda.values()], [other._cpu, *other._cuda.values()], strict=True)
+        )
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._cpu)
+        for device, state in self._cuda.items():
+            torch.cuda.set_rng_state(state, device)
+
+
+@contextmanager
+def untouched(module: nn.Module | None, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Leave no trace: buffers, generators and gradients are afterwards as before."""
+    buffers, randomness = Buffers(module), Randomness({p.device for p in parameters})
+    gradients = [p.grad for p in parameters]
+    try:
+        yield
+    finally:
+        for p, g in zip(parameters, gradients, strict=True):
+            p.grad = g
+        buffers.restore()
+        randomness.restore()
+        torch.clear_autocast_cache()
+
+
+def _expanded(tensor: Tensor) -> bool:
+    strides = tensor.stride()
+    return 0 in strides and any(stride == 0 and size > 1 for stride, size in zip(strides, tensor.shape, strict=True))
+
+
+def _cut_into(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        torch._foreach_copy_(list(tensors), cut(flat, tensors))
+
+
+def _is_number(result: object) -> TypeGuard[Tensor]:
+    return isinstance(result, Tensor) and result.dim() == 0 and result.is_floating_point()
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Without gradients nn.TransformerEncoder takes a short cut, which with padding is another function."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)

@@ -1,0 +1,297 @@
+"""From x to x + s and back: what every way of moving shares.
+
+    s = argmin_s  v's + s'Ds / 2 + R(x + s),        x + s = prox_{R/D}(x - v / D)
+
+`steps` holds 1/D: one number for all entries, or one tensor of steps per tensor where R is separable. A way of moving
+keeps x before it writes it, and notes that it has: an interrupt at any point can be undone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ...numerics import add, capturing, end_to_end, exact_sum, wide
+from ...regularizers.base import ZERO, Regularizer, Step
+from ..closure.losses import NO_SPARSE
+from ..parts.directions import Direction
+from ..parts.metrics import Metric, State
+from ..state import Outcome
+
+NEEDS_A_STEP = "momentum and metrics need a step before a CUDA graph is captured"
+
+
+class Model(NamedTuple):
+    """The scalars of the model of one step: 0-dim, float64, on the device."""
+
+    vs: Tensor
+    """v's"""
+    dR: Tensor
+    """R(x) - R(x + s)"""
+    ss: Tensor
+    """|s|^2"""
+
+
+def add_models(models: Sequence[Model]) -> Model:
+    """Those of several pieces or groups, summed on the device of the first."""
+    return models[0] if len(models) == 1 else Model(*(add(column) for column in zip(*models, strict=True)))
+
+
+class Piece(NamedTuple):
+    """What is worked on at a time: all tensors of a group, or some of them, or a part of one."""
+
+    xs: Sequence[Tensor]
+    olds: Sequence[Tensor]
+    """where x is kept"""
+    vs: Sequence[Tensor]
+    steps: Sequence[Step]
+
+
+Keep = Callable[[Piece], None]
+"""Copies x of a piece to where it is kept, and notes so; to be called before the piece is moved."""
+Way = Callable[[Piece, Regularizer, Keep], Model]
+"""x <- x + s for the tensors of one group, in place; returns the scalars of the model."""
+
+
+# ---- the arithmetic of one step
+
+
+def proximal_point(
+    xs: Sequence[Tensor], vs: Sequence[Tensor], steps: Sequence[Step], regularizer: Regularizer
+) -> list[Tensor]:
+    """prox_{step R}(x - step v), as new tensors in the dtype of x."""
+    us = [_forward(wide(x), wide(v), step) for x, v, step in zip(xs, vs, steps, strict=True)]
+    return [z.to(x.dtype) for z, x in zip(regularizer.prox_of(us, steps), xs, strict=True)]
+
+
+def model_of(xs: Sequence[Tensor], vs: Sequence[Tensor], zs: Sequence[Tensor], regularizer: Regularizer) -> Model:
+    """v's, R(x) - R(z) and |s|^2 for s = z - x, summed in float64."""
+    products, squares = [], []
+    for x, v, z in zip(xs, vs, zs, strict=True):
+        # z - x of two neighbouring float32 is exact, or nearly so; bfloat16 would round it to 8 bits.
+        s = wide(z) - wide(x)
+        products.append(exact_sum(wide(v) * s))
+        squares.append(exact_sum(s.square_()))
+    return Model(add(products), regularizer.decrease_of(xs, zs).to(products[0].device), add(squares))
+
+
+def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
+    """x - step v, rounded twice whatever computes it, with one temporary."""
+    u = step * v
+    return torch.sub(x, u, out=u) if not torch.compiler.is_compiling() and u.shape == x.shape else x - u
+
+
+# ---- one group, one step
+
+
+@dataclass
+class Proposal:
+    """One group's tensors during a step: x, g, v, the step sizes, and the states to come.
+
+    v is g until `turn` is called; a fused move takes the average in its own kernel instead.
+    """
+
+    regularizer: Regularizer
+    xs: list[Tensor]
+    gs: list[Tensor]
+    diagonal: list[Tensor] | None
+    """D of the metric; None is the identity."""
+    direction: Direction | None
+    states: list[State]
+    news: list[State]
+    steps: Sequence[Step] = ()
+    vs: list[Tensor] = field(default_factory=list)
+
+    @staticmethod
+    def of(
+        group: Mapping[str, Any], states: Mapping[Any, State], metric: Metric | None, direction: Direction | None
+    ) -> Proposal | None:
+        """The tensors of one group that take part in this step, None if there are none.
+
+        A parameter without a gradient is left alone, unless R couples it to the others: then its gradient is zero.
+        """
+        regularizer: Regularizer = group["regularizer"] or ZERO
+        trained = [p for p in group["params"] if p.requires_grad]
+        if all(p.grad is None for p in trained):
+            return None
+        xs = trained if not regularizer.separable else [p for p in trained if p.grad is not None]
+        gs = [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
+        if any(g.layout != torch.strided for g in gs):
+            raise ValueError(NO_SPARSE)
+        own = [states[x] for x in xs]
+        diagonal: list[Tensor] | None = None
+        news: list[State] = [{} for _ in xs]
+        if metric is not None:
+            diagonal, news = metric.update(xs, gs, own)
+        return Proposal(regularizer, xs, gs, diagonal, direction, own, news, vs=gs)
+
+    def turn(self) -> None:
+        """v <- the direction for these gradients, with the states that it remembers."""
+        if self.direction is not None:
+            self.vs, remembered = self.direction.update(self.gs, self.states)
+            self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
+
+    def noise(self, kept: Sequence[Tensor]) -> Tensor:
+        """(g - v)'s for s = x - kept, summed in float64."""
+        gs, vs, xs, olds = ([wide(t) for t in tensors] for tensors in (self.gs, self.vs, self.xs, kept))
+        terms = torch._foreach_sub(gs, vs)
+        torch._foreach_mul_(terms, torch._foreach_sub(xs, olds))
+        if len({t.dtype for t in terms}) == 1 and all(t.is_cuda and t.device == terms[0].device for t in terms):
+            terms = (end_to_end(terms),)  # one launch instead of one per tensor
+        return add([exact_sum(t) for t in terms])
+
+    def commit(self, sound: Tensor | None) -> None:
+        """The new momentum and metric replace the old; where `sound` is a tensor, only if it is true, in place and
+        without looking at it, so that a graph's replay finds its state."""
+        if sound is None:
+            for state, new in zip(self.states, self.news, strict=True):
+                state.update(new)
+            return
+        for x, state, new in zip(self.xs, self.states, self.news, strict=True):
+            for name, value in new.items():
+                if not isinstance(value, Tensor):
+                    value = torch.full((), value, dtype=torch.float64, device=x.device)
+                if name not in state:
+                    if capturing():
+                        raise RuntimeError(NEEDS_A_STEP)
+                    state[name] = torch.zeros_like(value)
+                state[name].copy_(torch.where(sound, value, state[name]))
+
+
+class Move(Protocol):
+    """One step of some groups: to the trial point, and back or on."""
+
+    proposals: Sequence[Proposal]
+
+    def use(self, proposals: Sequence[Proposal]) -> None:
+        """Take this step's tensors."""
+
+    def to_trial(self) -> Model:
+        """x <- x + s; the scalars of the model, summed over the groups."""
+
+    def noise(self) -> Tensor | None:
+        """(g - v)'s, what the direction takes out of this batch; None where v = g."""
+
+    @property
+    def kept(self) -> Sequence[Sequence[Tensor]]:
+        """x as it was, group by group."""
+
+    def put_back(self) -> None:
+        """x + s -> x, exactly, as far as it has moved."""
+
+    def settle(self, outcome: Outcome) -> None:
+        """Keep x + s or put x back; momentum and metric learn from a sound batch."""
+
+    def commit(self, sound: Tensor | None) -> None:
+        """`Proposal.commit` of every group."""
+
+
+class ByGroup:
+    """Moves group by group, each in the ways that fit its tensors, and keeps x.
+
+    Args:
+        ways: of each group, the ways with the numbers of the tensors that go each of them.
+        kept: of each group, where x is kept.
+        capturable: settle on the device, without looking.
+    """
+
+    def __init__(
+        self, ways: Sequence[Sequence[tuple[Way, Sequence[int]]]], kept: Sequence[list[Tensor]], capturable: bool
+    ) -> None:
+        self.proposals: Sequence[Proposal] = ()
+        self.kept = kept
+        self._ways, self._capturable = ways, capturable
+        self._moved: list[Piece] = []
+
+    def use(self, proposals: Sequence[Proposal]) -> None:
+        self.proposals, self._moved = proposals, []
+        for p in proposals:
+            p.turn()
+
+    def to_trial(self) -> Model:
+        models = []
+        for p, kept, ways in zip(self.proposals, self.kept, self._ways, strict=True):
+            try:
+                pieces = [(way, _some(numbers, p.xs, kept, p.vs, p.steps)) for way, numbers in ways]
+                models.append(add_models([way(piece, p.regularizer, self._keep) for way, piece in pieces]))
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the SVD of what is not finite
+                models.append(Model(*torch.full((3,), math.nan, dtype=torch.float64, device=p.xs[0].device)))
+        return add_models(models)
+
+    def noise(self) -> Tensor | None:
+        if all(p.direction is None for p in self.proposals):
+            return None
+        return add([p.noise(kept) for p, kept in zip(self.proposals, self.kept, strict=True)])
+
+    def put_back(self) -> None:
+        for piece in self._moved:
+            torch._foreach_copy_(list(piece.xs), list(piece.olds))
+
+    def settle(self, outcome: Outcome) -> None:
+        if not self._capturable:
+            if outcome.sound:
+                self.commit(None)
+            if not outcome.accepted:
+                self.put_back()
+            return
+        for p, kept in zip(self.proposals, self.kept, strict=True):
+            for x, old in zip(p.xs, kept, strict=True):
+                x.copy_(torch.where(outcome.accepted, x, old))  # a choice, so that no NaN leaks
+        self.commit(outcome.sound)
+
+    def commit(self, sound: Tensor | None) -> None:
+        for p in self.proposals:
+            p.commit(sound)
+
+    def _keep(self, piece: Piece) -> None:
+        torch._foreach_copy_(list(piece.olds), list(piece.xs))
+        self._moved.append(piece)
+
+
+class Moves:
+    """The moves of an optimizer, one for each set of groups that step together; chosen anew where tensors change.
+
+    Args:
+        choose: makes a move for these proposals, keeping x in these buffers.
+    """
+
+    def __init__(self, choose: Callable[[Sequence[Proposal], dict[Tensor, Tensor]], Move]) -> None:
+        self._choose = choose
+        self._made: dict[int, tuple[Any, Move]] = {}
+        self._buffers: dict[Tensor, Tensor] = {}
+
+    def __call__(self, proposals: Sequence[Proposal], number: int = 0) -> Move:
+        """The move of set `number`, for this step's tensors."""
+        layout = [(id(p.regularizer), [_layout(x, g) for x, g in zip(p.xs, p.gs, strict=True)]) for p in proposals]
+        if number not in self._made or self._made[number][0] != layout:
+            self._made[number] = (layout, self._choose(proposals, self._buffers))
+        move = self._made[number][1]
+        move.use(proposals)
+        return move
+
+
+def starts_outside(move: Move) -> bool:
+    """Whether R(x) is infinite, x being the point that was left."""
+    pairs = zip(move.proposals, move.kept, strict=True)
+    return any(bool(p.regularizer.value(kept).isposinf()) for p, kept in pairs if p.regularizer.coefficients is None)
+
+
+def gradients_are_finite(proposals: Iterable[Proposal]) -> Tensor:
+    """A 0-dim tensor, without a host read."""
+    gs = [g for p in proposals for g in p.gs if g.numel()]
+    norms = torch._foreach_norm(gs, math.inf)
+    return torch.stack([n.isfinite().to(norms[0].device) for n in norms]).all()
+
+
+def _layout(x: Tensor, g: Tensor) -> tuple[Any, ...]:
+    return id(x), x.dtype, x.device, x.shape, x.stride(), g.dtype, g.device
+
+
+def _some(numbers: Sequence[int], *rows: Sequence[Any]) -> Piece:
+    xs, olds, vs, steps = rows if len(numbers) == len(rows[0]) else ([row[i] for i in numbers] for row in rows)
+    return Piece(xs, olds, vs, steps)

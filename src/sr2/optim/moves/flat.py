@@ -1,0 +1,129 @@
+"""In few passes, for a separable R, which cannot tell tensors apart.
+
+On an accelerator, tensors are laid end to end: a handful of launches, whatever their number. On the CPU, small ones
+are laid end to end, since there calls cost more than the arithmetic, and large ones are cut into chunks that stay in
+the cache while a dozen operations pass. `loop` is the oracle.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...numerics import RUN, cut, dense, end_to_end, in_runs
+from ...regularizers.base import Regularizer
+from .base import Keep, Model, Piece, add_models, model_of, proximal_point
+
+ROWS = 1024
+"""The runs of a chunk: 2 MB of float32 per tensor. Fewer, and Python is what takes the time."""
+
+
+def joined(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
+    """`loop` with all tensors laid end to end; they must have one dtype and device."""
+    keep(group)
+    x, v = end_to_end(group.xs), end_to_end(group.vs)
+    step = group.steps[0]
+    own = [s for s, x in zip(group.steps, group.xs, strict=True) if isinstance(s, Tensor) and s.shape == x.shape]
+    if len(own) == len(group.xs):  # a step per entry, also of a parameter that is one number
+        step = end_to_end(own)
+    (z,) = proximal_point([x], [v], [step], regularizer)
+    torch._foreach_copy_(list(group.xs), cut(z, group.xs))
+    return model_of([x], [v], [z], regularizer)
+
+
+def chunked(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
+    """`loop` chunk by chunk; for l1 and l0 on the CPU without a new tensor, since fresh memory costs the most there."""
+    known, sums, models = _known(group, regularizer), [], []
+    for piece in pieces(group, ROWS):
+        keep(piece)
+        if known and in_runs(piece.xs[0]) and piece.xs[0].numel() <= ROWS * RUN:
+            sums.append(_in_place(piece, regularizer))
+        else:
+            zs = proximal_point(piece.olds, piece.vs, piece.steps, regularizer)
+            piece.xs[0].copy_(zs[0])
+            models.append(model_of(piece.olds, piece.vs, zs, regularizer))
+    if sums:  # of runs, as `exact_sum` takes them
+        a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
+        vs, dR, norms = (torch.cat(column).double() for column in zip(*sums, strict=True))
+        models.append(Model(vs.sum(), (a or b) * dR.sum(), norms.square_().sum()))
+    return add_models(models)
+
+
+def pieces(group: Piece, rows: int | None) -> Iterator[Piece]:
+    """Every tensor's memory as matrices with one run per row, of so many rows at most, and what is left of it.
+
+    A tensor that is not dense, or whose v or steps lie otherwise, is one piece.
+    """
+    for x, old, v, step in zip(*group, strict=True):
+        together = [x, old, v, *([step] if isinstance(step, Tensor) and step.dim() > 0 else [])]
+        if any(t.stride() != x.stride() for t in together) or not dense(x):
+            yield Piece([x], [old], [v], [step])
+            continue
+        for part in zip(*(_in_runs(t.as_strided((t.numel(),), (1,)), rows) for t in together), strict=True):
+            yield Piece([part[0]], [part[1]], [part[2]], [part[3] if len(part) > 3 else step])
+
+
+def _in_runs(flat: Tensor, rows: int | None) -> list[Tensor]:
+    run = _run(flat.numel())
+    whole = flat.numel() // run
+    matrix, rest = flat[: whole * run].view(-1, run), flat[whole * run :]
+    chunks = torch.split(matrix, rows * RUN // run if rows else whole) if whole else ()
+    return [*chunks, rest] if rest.numel() or not whole else list(chunks)
+
+
+@functools.cache
+def _run(size: int) -> int:
+    """The longest run of whole vectors that leaves no rest; the longest of all where each leaves one."""
+    return next((run for run in range(RUN, RUN // 2, -16) if size % run == 0), RUN)
+
+
+def _known(group: Piece, regularizer: Regularizer) -> bool:
+    """Whether `_in_place` can do it: l1 or l0, one number for a step, on the CPU in float32 or float64."""
+    a, b, c = regularizer.coefficients or (0.0, 0.0, 1.0)
+    return (
+        c == 0
+        and not (a and b)
+        and all(isinstance(step, float) for step in group.steps)
+        and all(x.is_cpu and x.dtype == v.dtype != torch.bfloat16 for x, v in zip(group.xs, group.vs, strict=True))
+    )
+
+
+def _in_place(piece: Piece, regularizer: Regularizer) -> tuple[Tensor, Tensor, Tensor]:
+    """x <- x + s of one chunk; run by run, v's, the decrease of |x|_1 or |x|_0, and |s|."""
+    (x,), (old,), (v,), (step,) = piece
+    a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
+    assert isinstance(step, float)
+    s, t = (buffer[: x.numel()].view(x.shape) for buffer in _scratch.buffers(x.dtype, ROWS * RUN))
+    torch.sub(old, torch.mul(v, step, out=t), out=t)
+    largest = torch.finfo(x.dtype).max
+    if a:
+        torch.ops.aten.softshrink.out(t, min(a * step, largest), out=x)
+    elif b:
+        torch.ops.aten.hardshrink.out(t, min((2 * b * step) ** 0.5, largest), out=x)
+    else:
+        x.copy_(t)
+    torch.sub(x, old, out=s)
+    vs, norms = torch.mul(v, s, out=t).sum(1), torch.linalg.vector_norm(s, 2, 1)  # squares of s in one pass, not two
+    if a:
+        torch.sub(torch.abs(old, out=t), torch.abs(x, out=s), out=t)
+    else:
+        torch.sub(torch.ne(old, 0, out=t), torch.ne(x, 0, out=s), out=t)
+    return vs, t.sum(1), norms
+
+
+class _Scratch(threading.local):
+    """Each thread's own: optimizers that step in two threads would write over each other's. They go with the thread."""
+
+    def __init__(self) -> None:
+        self.buffers = functools.cache(_two_buffers)
+
+
+def _two_buffers(dtype: torch.dtype, size: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(size, dtype=dtype, device="cpu"), torch.empty(size, dtype=dtype, device="cpu")
+
+
+_scratch = _Scratch()

@@ -1,0 +1,208 @@
+"""The Triton kernels of `fused.py`. Imported only where there is Triton and a CUDA device."""
+
+# No `from __future__ import annotations`: Triton reads the annotations.
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def move(
+    pointers,  # int64 (3 or 5, T): addresses of x, g, the kept x, and with MOMENTUM of m and the next m
+    weights,  # float64 (T, 3): a, b, c of R = a |x|_1 + b |x|_0 + c |x|^2 / 2
+    sizes,  # int64 (T)
+    chunk_tensor,  # int32: whose chunk a program takes
+    chunk_start,  # int64: where it starts
+    step_pointer,  # float64: 1 / sigma
+    partial,  # float64 (4 or 5, chunks): v's, R(x) - R(x + s), |s|^2, how many v are not finite, (g - v)'s
+    average_weights,  # float64 (T): 1 - beta^t, by which m is too small
+    newest,  # float32: 1 - beta
+    tensors,
+    chunks,
+    MOMENTUM: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """kept <- x,  x <- prox_{step R}(x - step v),  v = g, or m / (1 - beta^t) with next m = m + (1 - beta) (g - m)."""
+    program = tl.program_id(0)
+    i = tl.load(chunk_tensor + program)
+    start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
+    x_pointer = tl.multiple_of(tl.load(pointers + i).to(tl.pointer_type(tl.float32)), 16) + start
+    g_pointer = tl.multiple_of(tl.load(pointers + tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+    kept_pointer = tl.multiple_of(tl.load(pointers + 2 * tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+    if MOMENTUM:
+        m_pointer = tl.multiple_of(tl.load(pointers + 3 * tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+        next_pointer = tl.multiple_of(tl.load(pointers + 4 * tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+        average_weight = tl.load(average_weights + i).to(tl.float32)
+    a = tl.load(weights + 3 * i)
+    b = tl.load(weights + 3 * i + 1)
+    c = tl.load(weights + 3 * i + 2)
+    step = tl.load(step_pointer)
+    left = tl.minimum(tl.load(sizes + i) - start, CHUNK).to(tl.int32)
+
+    # z = argmin a|z| + b [z != 0] + c z^2 / 2 + (z - u)^2 / (2 step): shrink, then keep or drop.
+    shrink = (a * step).to(tl.float32)
+    scale = (1.0 + c * step).to(tl.float32)
+    drop = tl.sqrt(2.0 * b * step / (1.0 + c * step)).to(tl.float32)
+    short = step.to(tl.float32)
+    vs = tl.zeros((BLOCK,), dtype=tl.float64)
+    size = tl.zeros((BLOCK,), dtype=tl.float64)  # sum of |x| - |z|
+    count = tl.zeros((BLOCK,), dtype=tl.int32)  # of nonzeros in x, less those in z
+    square = tl.zeros((BLOCK,), dtype=tl.float64)  # sum of x^2 - z^2
+    ss = tl.zeros((BLOCK,), dtype=tl.float64)
+    broken = tl.zeros((BLOCK,), dtype=tl.int32)
+    noise = tl.zeros((BLOCK,), dtype=tl.float64)
+    for first in range(0, left, BLOCK):
+        entry = first + tl.arange(0, BLOCK)
+        inside = entry < left
+        x = tl.load(x_pointer + entry, mask=inside, other=0.0)
+        g = tl.load(g_pointer + entry, mask=inside, other=0.0)
+        v = g
+        if MOMENTUM:
+            m = tl.load(m_pointer + entry, mask=inside, other=0.0)
+            m = tl.where(newest < 0.5, m + newest * (g - m), g - (g - m) * (1.0 - newest))  # as torch.lerp
+            tl.store(next_pointer + entry, m, mask=inside)
+            v = tl.div_rn(m, average_weight)
+        u = x - short * v
+        w = tl.div_rn(tl.abs(u) - shrink, scale)  # `/` would round to the nearest but one
+        w = tl.where(w > drop, w, 0.0)
+        z = tl.where(u < 0.0, -w, w)
+        tl.store(kept_pointer + entry, x, mask=inside)
+        tl.store(x_pointer + entry, z, mask=inside)
+        s = z.to(tl.float64) - x.to(tl.float64)
+        vs += v.to(tl.float64) * s
+        ss += s * s
+        if MOMENTUM:
+            noise += (g.to(tl.float64) - v.to(tl.float64)) * s
+        broken += (v - v != 0.0).to(tl.int32)
+        size += tl.abs(x).to(tl.float64) - tl.abs(z).to(tl.float64)
+        count += (x != 0.0).to(tl.int32) - (z != 0.0).to(tl.int32)
+        square -= s * (x.to(tl.float64) + z.to(tl.float64))
+    tl.store(partial + program, tl.sum(vs, axis=0))
+    change = a * tl.sum(size, axis=0) + b * tl.sum(count, axis=0).to(tl.float64) + 0.5 * c * tl.sum(square, axis=0)
+    tl.store(partial + chunks + program, change)
+    tl.store(partial + 2 * chunks + program, tl.sum(ss, axis=0))
+    tl.store(partial + 3 * chunks + program, tl.sum(broken, axis=0).to(tl.float64))
+    if MOMENTUM:
+        tl.store(partial + 4 * chunks + program, tl.sum(noise, axis=0))
+
+
+@triton.jit
+def copy_if(
+    pointers,
+    sizes,
+    chunk_tensor,
+    chunk_start,
+    flag,
+    tensors,
+    WANTED: tl.constexpr,  # 0 or 1
+    TARGET: tl.constexpr,  # rows of `pointers`
+    SOURCE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """target <- source where the flag is as wanted; else no memory is touched."""
+    if tl.load(flag).to(tl.int32) == WANTED:
+        program = tl.program_id(0)
+        i = tl.load(chunk_tensor + program)
+        start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
+        target = tl.load(pointers + TARGET * tensors + i).to(tl.pointer_type(tl.float32))
+        source = tl.load(pointers + SOURCE * tensors + i).to(tl.pointer_type(tl.float32))
+        target = tl.multiple_of(target, 16) + start
+        source = tl.multiple_of(source, 16) + start
+        left = tl.minimum(tl.load(sizes + i) - start, CHUNK).to(tl.int32)
+        for first in range(0, left, BLOCK):
+            entry = first + tl.arange(0, BLOCK)
+            inside = entry < left
+            tl.store(target + entry, tl.load(source + entry, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def decide(
+    loss_pointer,
+    f_pointer,
+    trial_pointer,
+    sums,  # float64: v's, R(x) - R(x + s), |s|^2, how many v are not finite
+    constants,  # float64: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, 10 eps, coarse, the forgetting factor
+    sigma_pointer,
+    accepted_count,  # `Counts`, int64
+    rejected_count,
+    null_count,
+    broken_count,
+    weight_sum,  # `Moments`, float64
+    weight_squared_sum,
+    square_sum,
+    fourth_sum,
+    loss_figure,  # `Figures`, float64
+    trial_loss_figure,
+    rho_figure,
+    sigma_figure,
+    predicted_figure,
+    actual_figure,
+    step_norm_figure,
+    accepted_figure,
+    null_figure,
+    accepted_out,  # of the `Outcome`
+    null_out,
+    sound_out,
+):
+    """`Ratio.judge`, `Outcome.of` and `SearchState.record`, for one step: a hundred tiny launches in one."""
+    loss = tl.load(loss_pointer).to(tl.float64)
+    f = tl.load(f_pointer).to(tl.float64)
+    f_trial = tl.load(trial_pointer).to(tl.float64)
+    vs = tl.load(sums)
+    dR = tl.load(sums + 1)
+    ss = tl.load(sums + 2)
+    sigma = tl.load(sigma_pointer)
+    eta1 = tl.load(constants)
+    eta2 = tl.load(constants + 1)
+    gamma1 = tl.load(constants + 2)
+    gamma2 = tl.load(constants + 3)
+    gamma3 = tl.load(constants + 4)
+    sigma_min = tl.load(constants + 5)
+    forget = tl.load(constants + 8)
+
+    # y - y is 0 if and only if y is finite
+    sound = (loss - loss == 0.0) & (f - f == 0.0) & (tl.load(sums + 3) == 0.0)
+    actual = f - f_trial + dR
+    predicted = dR - vs
+    finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
+    slack = tl.load(constants + 6) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
+    size = tl.abs(f_trial)
+    margin = -tl.log(tl.where(size > 1e-300, size, 1e-300))
+    coarse = tl.load(constants + 7) * size * tl.where(margin > 1.0, margin, 1.0)
+    slack = tl.where(coarse > slack, coarse, slack)
+    numerator = actual + slack
+    denominator = predicted + slack
+    null = (ss == 0.0) & sound
+    usable = finite & (ss != 0.0) & (denominator > 0.0)
+    accepted = usable & (numerator >= eta1 * denominator) & sound
+    very = accepted & (numerator >= eta2 * denominator)
+    rejected = sound & (accepted == 0) & (null == 0)
+    lower = gamma3 * sigma
+    lower = tl.where(lower > sigma_min, lower, sigma_min)
+    higher = tl.where(finite, gamma1, gamma2) * sigma
+    new = tl.where(very, lower, tl.where(rejected, higher, sigma))
+    tl.store(sigma_pointer, new)
+
+    tl.store(accepted_count, tl.load(accepted_count) + accepted.to(tl.int64))
+    tl.store(rejected_count, tl.load(rejected_count) + rejected.to(tl.int64))
+    tl.store(null_count, tl.load(null_count) + null.to(tl.int64))
+    tl.store(broken_count, tl.load(broken_count) + (sound == 0).to(tl.int64))
+    if accepted | null:
+        tl.store(weight_sum, forget * tl.load(weight_sum) + 1.0)
+        tl.store(weight_squared_sum, forget * forget * tl.load(weight_squared_sum) + 1.0)
+        tl.store(square_sum, forget * tl.load(square_sum) + ss)
+        tl.store(fourth_sum, forget * tl.load(fourth_sum) + ss * ss)
+
+    tl.store(loss_figure, loss)
+    tl.store(trial_loss_figure, f_trial)
+    tl.store(rho_figure, tl.where(usable, numerator / denominator, float("nan")))
+    tl.store(sigma_figure, new)
+    tl.store(predicted_figure, predicted)
+    tl.store(actual_figure, actual)
+    tl.store(step_norm_figure, tl.sqrt(ss))
+    tl.store(accepted_figure, accepted.to(tl.float64))
+    tl.store(null_figure, null.to(tl.float64))
+    tl.store(accepted_out, accepted.to(tl.int8))
+    tl.store(null_out, null.to(tl.int8))
+    tl.store(sound_out, sound.to(tl.int8))

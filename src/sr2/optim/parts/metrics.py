@@ -1,0 +1,155 @@
+"""Diagonal metrics D_t: how each entry's curvature is guessed from the gradients seen so far.
+
+A metric is a frozen dataclass of constants. `update` is a pure function of a group's tensors, gradients and states: it
+returns the diagonal and the new states, and writes nothing, so that a step which is called off leaves no trace.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...regularizers.base import check_number
+
+State = dict[str, Any]
+
+
+class Metric(ABC):
+    """A nonnegative diagonal D_t. SR2 steps with sigma + D_t, ProxGEN with D_t / lr, ProxSGD with D_t."""
+
+    @abstractmethod
+    def update(
+        self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
+    ) -> tuple[list[Tensor], list[State]]:
+        """The diagonal at x for the gradient g, and the states that replace the old ones if the step stands."""
+
+
+@dataclass(frozen=True)
+class Adam(Metric):
+    """D_t = sqrt(r_t / (1 - beta^t)) + eps,  r_t = beta r_{t-1} + (1 - beta) g_t^2.
+
+    With momentum, ProxGEN under this metric is AdamW; alone it is the tau_t of ProxSGD.
+    """
+
+    beta: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_number(self, "beta", self.beta, 0, 1)
+        check_number(self, "eps", self.eps, 0)
+
+    def update(
+        self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
+    ) -> tuple[list[Tensor], list[State]]:
+        diagonals, news = [], []
+        for g, state in zip(gs, states, strict=True):
+            square = ema(state.get("square"), g * g, self.beta)
+            # The average of 1 under the same recursion: 1 - beta^t, and right where a state starts later.
+            weight = self.beta * state.get("square_weight", 0.0) + (1 - self.beta)
+            diagonals.append((square / weight).sqrt_().add_(self.eps))
+            news.append({"square": square, "square_weight": weight})
+        return diagonals, news
+
+
+@dataclass(frozen=True)
+class RMSprop(Metric):
+    """D_t = sqrt(r_t) + eps,  r_t = beta r_{t-1} + (1 - beta) g_t^2."""
+
+    beta: float = 0.99
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_number(self, "beta", self.beta, 0, 1)
+        check_number(self, "eps", self.eps, 0)
+
+    def update(
+        self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
+    ) -> tuple[list[Tensor], list[State]]:
+        squares = [ema(state.get("square"), g * g, self.beta) for g, state in zip(gs, states, strict=True)]
+        return [r.sqrt().add_(self.eps) for r in squares], [{"square": r} for r in squares]
+
+
+@dataclass(frozen=True)
+class AdaGrad(Metric):
+    """D_t = sqrt(g_1^2 + ... + g_t^2) + eps."""
+
+    eps: float = 1e-10
+
+    def __post_init__(self) -> None:
+        check_number(self, "eps", self.eps, 0)
+
+    def update(
+        self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
+    ) -> tuple[list[Tensor], list[State]]:
+        squares = [g * g + state.get("square", 0.0) for g, state in zip(gs, states, strict=True)]
+        return [r.sqrt().add_(self.eps) for r in squares], [{"square": r} for r in squares]
+
+
+@dataclass(frozen=True)
+class Andrei(Metric):
+    """Andrei's diagonal quasi-Newton update, D_t = max(B_t, floor) with B_0 = 1 and, over the whole group,
+
+    B_{t+1} = B_t + (s'y + s's - s'B_t s) / sum(s_i^4) * s^2 - 1,    s = x_{t+1} - x_t,  y = g_{t+1} - g_t,
+
+    so that s'B_{t+1}s = s'y (the weak secant equation). While s = 0 (after a rejected step) B stays. The floor keeps D
+    positive where B is not.
+    """
+
+    floor: float = 1e-2
+
+    def __post_init__(self) -> None:
+        check_number(self, "floor", self.floor, 0, open_low=True)
+
+    def update(
+        self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
+    ) -> tuple[list[Tensor], list[State]]:
+        bs = [state.get("curvature", torch.ones_like(x)) for x, state in zip(xs, states, strict=True)]
+        steps = [x - state.get("x", x) for x, state in zip(xs, states, strict=True)]
+        ys = [g - state.get("g", g) for g, state in zip(gs, states, strict=True)]
+        # s is normalized to |s| = 1 first: s^4 of a short step in float32 would be 0.
+        norm = torch.stack([s.double().square().sum() for s in steps]).sum().sqrt()
+        moved = norm > 0
+        scale = torch.where(moved, norm, 1.0)
+        us = [s.double() / scale for s in steps]
+        uy = sum((u * y.double()).sum() for u, y in zip(us, ys, strict=True)) / scale
+        uBu = sum((u * u * b.double()).sum() for u, b in zip(us, bs, strict=True))
+        u4 = torch.stack([u.square().square().sum() for u in us]).sum()
+        factor = torch.where(moved, (uy + 1.0 - uBu) / torch.where(moved, u4, 1.0), 0.0)
+        news_b = [
+            torch.where(moved, b.double() + factor * u * u - 1.0, b.double()).to(b.dtype)
+            for b, u in zip(bs, us, strict=True)
+        ]
+        news = [{"curvature": b, "x": x.clone(), "g": g.clone()} for b, x, g in zip(news_b, xs, gs, strict=True)]
+        return [b.clamp_min(self.floor) for b in news_b], news
+
+
+def ema(average: Tensor | None, new: Tensor, beta: float) -> Tensor:
+    """beta * average + (1 - beta) * new, from zero, as a new tensor."""
+    # 1 - beta is formed here, in double precision: lerp(new, average, beta) would form it in float32.
+    return torch.lerp(new.new_zeros(()) if average is None else average, new, 1 - beta)
+
+
+NAMES: dict[str, type[Metric]] = {"adam": Adam, "adagrad": AdaGrad, "rmsprop": RMSprop, "andrei": Andrei}
+
+
+def as_metric(metric: Metric | str | None) -> Metric | None:
+    """A metric, by object or by name with its default constants.
+
+    >>> as_metric("adam")
+    Adam(beta=0.999, eps=1e-08)
+    """
+    if metric is None or isinstance(metric, Metric):
+        return metric
+    if isinstance(metric, str) and metric.lower() in NAMES:
+        return NAMES[metric.lower()]()
+    close = difflib.get_close_matches(str(metric).lower(), NAMES, n=1)
+    raise ValueError(
+        f"metric must be None, one of {', '.join(NAMES)}, or a Metric object, and is {metric!r}"
+        + (f": did you mean {close[0]!r}?" if close else "")
+    )

@@ -1,0 +1,264 @@
+"""Accept? Next sigma? A rule judges a step by what was seen of it, and knows nothing of how s was found.
+
+A rule of one's own subclasses `Rule` and writes `judge`, out of 0-dim tensors and without looking at them, so that
+the same lines serve on the host, on a device and in a CUDA graph:
+
+>>> from torch import nn
+>>> from sr2 import SR2
+>>> class Halve(Rule):
+...     def judge(self, evidence, state):
+...         accepted = evidence.actual >= 0
+...         sigma = torch.where(accepted, 0.5, 2.0) * state.sigma
+...         return Verdict(accepted, sigma, rho=evidence.actual / evidence.predicted)
+>>> model, x = nn.Linear(3, 1), torch.ones(5, 3)
+>>> optimizer = SR2(model, rule=Halve(), sigma=8.0)
+>>> _ = optimizer.step(lambda: model(x).square().mean())
+>>> optimizer.sigma
+4.0
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..processes import mean_over
+
+GAMMA3 = 0.8
+"""The paper's, and the fastest that "auto" chooses."""
+GAIN = 2.0
+"""What R may gain, about, by one fall of sigma at x_0."""
+_NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+
+
+class Evidence(NamedTuple):
+    """What was seen of one step: 0-dim float64 tensors, on the host or on the device, the same on all processes."""
+
+    loss: Tensor
+    """The closure's loss at x."""
+    f: Tensor
+    """f(x), as it is compared with f_trial: the loss, or the full objective, with momentum + (g - v)'s."""
+    f_trial: Tensor
+    """f(x + s)."""
+    vs: Tensor
+    """v's, what the model promises of f."""
+    dR: Tensor
+    """R(x) - R(x + s)."""
+    ss: Tensor
+    """|s|^2."""
+    slack: Tensor
+    """What rounding may make of f(x) - f(x + s)."""
+    all_finite: Tensor
+    """Whether each of the numbers is."""
+
+    @staticmethod
+    def gather(
+        losses: Sequence[Tensor], model: Sequence[Tensor], rounding: Rounding, group: Any, device: torch.device
+    ) -> Evidence:
+        """One reduction point, so that processes agree; and the one host read of a step, where the host decides.
+
+        Args:
+            losses: the loss, f(x) and f(x + s), of this process.
+            model: v's, R(x) - R(x + s) and |s|^2.
+            rounding: how well f is known.
+            group: the processes, None where there is one.
+            device: where decisions are made.
+        """
+        values = torch.stack([t.to(model[0].device, torch.float64) for t in losses])
+        if group is not None:
+            mean_over(group, values)
+        numbers = torch.cat([values, torch.stack(list(model))]).to(device)
+        loss, f, f_trial, vs, dR, ss = numbers.unbind()
+        return Evidence(loss, f, f_trial, vs, dR, ss, rounding.slack(f, f_trial), numbers.isfinite().all())
+
+    @property
+    def actual(self) -> Tensor:
+        """f(x) - f(x + s) + R(x) - R(x + s)."""
+        return self.f - self.f_trial + self.dR
+
+    @property
+    def predicted(self) -> Tensor:
+        """R(x) - R(x + s) - v's."""
+        return self.dR - self.vs
+
+    @property
+    def finite(self) -> Tensor:
+        """Whether the trial can be compared at all."""
+        return self.actual.isfinite() & self.predicted.isfinite() & self.ss.isfinite()
+
+
+class Verdict(NamedTuple):
+    """The fate of a step, as 0-dim tensors."""
+
+    accepted: Tensor
+    sigma: Tensor
+    """Of the next step; SR2 keeps it at sigma_min or above."""
+    rho: Tensor
+    memory: Mapping[str, Tensor] = _NOTHING
+    """New values of what the rule remembers."""
+
+
+class Searched(Protocol):
+    """What a rule may read of the search so far."""
+
+    @property
+    def sigma(self) -> Tensor:
+        """sigma_t, with which this step was made."""
+
+    @property
+    def memory(self) -> Mapping[str, Tensor]:
+        """What the rule remembers, by name."""
+
+    @property
+    def steps(self) -> Tensor:
+        """How many steps were taken before this one."""
+
+
+class Constants(NamedTuple):
+    """What the fused kernel needs to know of a rule."""
+
+    eta1: float
+    eta2: float
+    gamma1: float
+    gamma2: float
+    gamma3: float
+
+
+class Rule(ABC):
+    """Accept? Next sigma? Null steps (s = 0) and batches that are not finite at x are not its question."""
+
+    @abstractmethod
+    def judge(self, evidence: Evidence, state: Searched) -> Verdict:
+        """The verdict on one step. Nothing is written: what a rule remembers goes into the verdict."""
+
+    def memory(self) -> dict[str, float]:
+        """What the rule remembers from step to step: names and first values. It is saved with the optimizer."""
+        return {}
+
+    @property
+    def constants(self) -> Constants | None:
+        """Those of Algorithm 1, for a rule that is Algorithm 1: the fused kernel runs only where they are declared."""
+        return None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether `choose` has something to take from R(x_0)."""
+        return False
+
+    def choose(self, R: float) -> dict[str, Any]:
+        """Constants that follow from R(x_0), by name, to be replaced in this rule; saved with the optimizer."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Ratio(Rule):
+    r"""Algorithm 1: rho = actual / predicted against eta1 and eta2.
+
+    x moves if rho >= eta1. sigma becomes gamma3 sigma if rho >= eta2, gamma1 sigma if rho < eta1, and stays in between.
+    A trial point that is not finite is rejected with gamma2 sigma.
+
+    >>> Ratio(gamma3=0.8)
+    Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=0.8)
+
+    Args:
+        eta1, eta2: 0 < eta1 <= eta2 < 1, the ratios that accept a step and that lower sigma.
+        gamma1, gamma2: 1 < gamma1 <= gamma2, the factors that raise sigma; gamma2=None means gamma1.
+        gamma3: 0 < gamma3 <= 1, the factor that lowers sigma; "auto" takes it from R(x_0), the nearer to 1 the larger.
+    """
+
+    eta1: float = 7.5e-4
+    eta2: float = 0.99
+    gamma1: float = 5.56
+    gamma2: float | None = None
+    gamma3: float | str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.gamma2 is None:
+            object.__setattr__(self, "gamma2", self.gamma1)
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                if name == "gamma3" and value == "auto":
+                    continue
+                words = "a number or 'auto'" if name == "gamma3" else "a number"
+                raise ValueError(f"SR2: {name} must be {words}, and is {value!r}")
+        if not 0 < self.eta1 <= self.eta2 < 1:
+            raise ValueError(f"SR2 needs 0 < eta1 <= eta2 < 1, and got eta1={self.eta1}, eta2={self.eta2}")
+        if not self.undecided and not 0 < self.gamma3 <= 1:  # type: ignore[operator]
+            raise ValueError(f"SR2 needs 0 < gamma3 <= 1, and got gamma3={self.gamma3}")
+        if not 1 < self.gamma1 <= self.gamma2 < math.inf:  # type: ignore[operator]
+            raise ValueError(
+                f"SR2 needs 1 < gamma1 <= gamma2 (Algorithm 1), and got gamma1={self.gamma1}, gamma2={self.gamma2}: "
+                "leave gamma2=None to use gamma1"
+            )
+
+    @property
+    def constants(self) -> Constants:
+        gamma2, gamma3 = self.gamma2, GAMMA3 if isinstance(self.gamma3, str) else self.gamma3
+        assert gamma2 is not None
+        return Constants(self.eta1, self.eta2, self.gamma1, gamma2, gamma3)
+
+    @property
+    def undecided(self) -> bool:
+        return isinstance(self.gamma3, str)
+
+    def choose(self, R: float) -> dict[str, Any]:
+        return {"gamma3": gamma3_for(R)} if self.undecided else {}
+
+    def judge(self, evidence: Evidence, state: Searched) -> Verdict:
+        eta1, eta2, gamma1, gamma2, gamma3 = self.constants
+        sigma, finite = state.sigma, evidence.finite
+        actual, predicted = evidence.actual + evidence.slack, evidence.predicted + evidence.slack
+        usable = finite & (predicted > 0)
+        accepted = usable & (actual >= eta1 * predicted)  # rho >= eta1, without dividing
+        very = accepted & (actual >= eta2 * predicted)
+        higher = torch.where(finite, gamma1 * sigma, gamma2 * sigma)
+        sigma = torch.where(very, gamma3 * sigma, torch.where(accepted, sigma, higher))
+        return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
+
+
+def gamma3_for(R: float) -> float:
+    r"""gamma_3 = 1 - min(0.2, 2 GAIN / R(x_0)): the larger R, the slower sigma falls.
+
+    Under l0 a fall of sigma raises the threshold by a share (1 - gamma_3) / 2 and takes about that share of R. Where
+    that is more than the loss can outweigh, rho is 1 whatever becomes of the loss, each fall causes the next, and
+    nothing is left of the network.
+
+    >>> gamma3_for(24.0), gamma3_for(4e4)
+    (0.8333333333333334, 0.9999)
+    """
+    return 1 - min(1 - GAMMA3, 2 * GAIN / R) if 0 < R < math.inf else GAMMA3
+
+
+class Rounding(NamedTuple):
+    """How well f is known."""
+
+    eps: float
+    """Of the arithmetic that ends in the loss."""
+    coarse: float
+    """What autocast's rounding may hide of f: five deviations or more (benchmarks/rounding.py)."""
+
+    @staticmethod
+    def of(loss: torch.dtype, parameters: Iterable[torch.dtype], autocast: torch.dtype | None) -> Rounding:
+        """eps of the loss's dtype, or float32's where a parameter is below float64."""
+        exact = torch.float64 if all(dtype == torch.float64 for dtype in parameters) else torch.float32
+        coarse = 0.0 if autocast is None else 2 * torch.finfo(autocast).eps
+        return Rounding(max(torch.finfo(loss).eps, torch.finfo(exact).eps), coarse)
+
+    def slack(self, f: Tensor, f_trial: Tensor) -> Tensor:
+        """What rounding may make of f(x) - f(x + s): 10 eps max(1, |f(x)|), or coarse |f| max(1, -log |f|) with
+        f = f(x + s), where that is more.
+
+        eps is of the loss, whose last operations have numbers of the size of 1; what is rounded before them, by
+        autocast, changes the loss by a share of itself. A small cross-entropy f is e^-m of a margin m that is rounded
+        to a share of m, hence the -log. Momentum shifts f(x), and f(x + s) is what was evaluated.
+        """
+        size = f_trial.abs()
+        margin = -size.clamp_min(torch.finfo(size.dtype).tiny).log()
+        return torch.maximum(10 * self.eps * f.abs().clamp_min(1.0), self.coarse * size * margin.clamp_min(1.0))

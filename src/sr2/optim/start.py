@@ -1,0 +1,90 @@
+"""Before the first step: x_0 to where R is finite, sigma_0 from the curvature there, constants from R(x_0)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..numerics import capturing
+from ..regularizers.base import Regularizer, value_in_parts
+from ..telling import tell
+from .closure.losses import Closure
+from .curvature import estimate_sigma0, leaves_half
+from .processes import check_together, mean_over, parallel
+from .state import SearchState
+
+Penalized = Sequence[tuple[Regularizer | None, list[Tensor]]]
+"""Each group's regularizer and the tensors that are trained."""
+Left = list[tuple[Tensor, Tensor]]
+"""What was moved into the domain of R, and where it was."""
+
+
+@contextmanager
+def or_nothing(state: SearchState) -> Iterator[Left]:
+    """Where a first step fails, x_0 is not left at its prox, nor sigma_0 estimated on a broken batch.
+
+    Gives the list for `enter_domain` to fill.
+    """
+    before = (state.entered, state.sigma_known, dict(state.chosen))
+    left: Left = []
+    estimates, sound = not state.sigma_known, False
+    broken = None if state.entered and not estimates else state.counts.broken.clone()
+    try:
+        yield left
+        # A capturable step counts what another one raises; the host waits for it only where something was moved.
+        sound = broken is None or not (left or estimates) or bool(state.counts.broken == broken)
+    finally:
+        if not sound:
+            with torch.no_grad():
+                for x, old in left:
+                    x.copy_(old)
+            state.entered, state.sigma_known, state.chosen = before
+            if not state.sigma_known:
+                state.sigma.fill_(math.nan)
+
+
+@torch.no_grad()
+def enter_domain(penalized: Penalized, state: SearchState, left: Left, group: Any) -> None:
+    """Algorithm 1 starts where R is finite: a group that does not is moved to its prox, once."""
+    if state.entered:
+        return
+    for number, (regularizer, xs) in enumerate(penalized):
+        if regularizer is None or not xs or regularizer.coefficients is not None:
+            continue  # finite everywhere
+        if not bool(regularizer.value(xs).isposinf()):
+            continue
+        left += [(x, x.clone()) for x in xs]
+        step = 1.0 / float(state.sigma) if state.sigma_known else 1.0
+        for x, z in zip(xs, regularizer.prox(xs, step), strict=True):
+            x.copy_(z)
+        if not bool(regularizer.value(xs).isfinite()):
+            raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
+        tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox")
+    check_together(group)
+    state.entered = True
+
+
+def sigma_0(
+    closure: Closure, module: nn.Module | None, parameters: Sequence[Tensor], penalized: Penalized, sigma_min: float
+) -> float:
+    """The curvature of the closure's loss at x, the same on all processes, and large enough for R."""
+    together = parallel(module)
+    with together.no_sync() if together is not None else nullcontext():
+        estimate = estimate_sigma0(closure, module, parameters)
+    if together is not None:
+        shared = torch.tensor(estimate, dtype=torch.float64, device=parameters[0].device)
+        estimate = float(mean_over(together.process_group, shared))
+    return leaves_half(penalized, max(sigma_min, estimate))
+
+
+def R_0(penalized: Penalized) -> float:  # noqa: N802 - the paper's notation
+    """R(x_0), from which a rule may take its constants."""
+    if capturing():
+        raise RuntimeError("gamma3='auto' needs a step before a CUDA graph is captured, or give it a number")
+    values: list[Any] = [value_in_parts(r, xs) for r, xs in penalized if r is not None and xs]
+    return float(sum(values))

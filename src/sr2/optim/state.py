@@ -1,0 +1,262 @@
+"""SearchState: sigma, counters and memories of a search, as named 0-dim tensors, on the host or on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .parts.rules import Evidence, Verdict
+from .parts.schedules import Schedule
+from .theory.stationarity import FORGET
+
+
+class Figures(NamedTuple):
+    """What the last step saw and did, as 0-dim float64 tensors: NaN before the first step, filled anew by every one."""
+
+    loss: Tensor
+    trial_loss: Tensor
+    rho: Tensor
+    sigma: Tensor
+    predicted: Tensor
+    actual: Tensor
+    step_norm: Tensor
+    accepted: Tensor
+    null: Tensor
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What the last step of SR2 saw and did."""
+
+    loss: float
+    """f(x_t), the loss at the starting point."""
+    trial_loss: float
+    """f(x_t + s_t)."""
+    rho: float
+    """actual / predicted, with rounding slack in both; NaN for a null step."""
+    sigma: float
+    """As the next step will use it."""
+    accepted: bool | None
+    """True: x moved. False: rejected, x put back. None: a null step, s = 0."""
+    predicted: float
+    """R(x) - R(x + s) - v's."""
+    actual: float
+    """f(x) - f(x + s) + R(x) - R(x + s), and with momentum + (g - v)'s."""
+    step_norm: float
+    """|s_t|, of the step that was tried."""
+
+
+class Counts(NamedTuple):
+    """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t."""
+
+    accepted: Tensor
+    rejected: Tensor
+    null: Tensor
+    broken: Tensor
+
+
+class Moments(NamedTuple):
+    """The sums behind `stationarity`, as 0-dim tensors: they start at zero."""
+
+    weight: Tensor
+    """of the steps' weights"""
+    weight_squared: Tensor
+    square: Tensor
+    """of |s|^2"""
+    fourth: Tensor
+    """of |s|^4"""
+
+    def after(self, ss: Tensor, counts: Tensor) -> Moments:
+        """The sums after one more step, where the 0-dim tensor `counts` is true; no host read."""
+        new = Moments(
+            FORGET * self.weight + 1,
+            FORGET**2 * self.weight_squared + 1,
+            FORGET * self.square + ss,
+            FORGET * self.fourth + ss * ss,
+        )
+        return Moments(*(torch.where(counts, after, before) for after, before in zip(new, self, strict=True)))
+
+
+class Outcome(NamedTuple):
+    """What becomes of a step, as 0-dim tensors."""
+
+    accepted: Tensor
+    null: Tensor
+    """s = 0, or called off: neither accepted nor rejected, and sigma stays."""
+    sound: Tensor
+    """f and its gradient are finite at x, so that momentum and metric may learn from this batch."""
+    rho: Tensor
+    sigma: Tensor
+    evidence: Evidence | None
+    """What it was judged by; None where a kernel has judged, and written the state itself."""
+    memory: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(verdict: Verdict, evidence: Evidence, sound: Tensor, state: SearchState, sigma_min: float) -> Outcome:
+        """The rule's verdict, but for null steps, batches that are not finite at x, and points outside R's domain."""
+        null = (evidence.ss == 0) & sound
+        # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
+        enters = evidence.dR.isposinf() & evidence.f_trial.isfinite() & sound
+        judged = sound & ~null & ~enters
+        return Outcome(
+            accepted=(verdict.accepted & judged) | enters,
+            null=null,
+            sound=sound,
+            rho=torch.where(evidence.ss == 0, math.nan, verdict.rho),
+            sigma=torch.where(judged, verdict.sigma.clamp_min(sigma_min), state.sigma),
+            evidence=evidence,
+            memory={name: torch.where(judged, new, state.memory[name]) for name, new in verdict.memory.items()},
+        )
+
+    @staticmethod
+    def called_off(evidence: Evidence, state: SearchState) -> Outcome:
+        """Algorithm 1's s = 0 where the batch does not meet assumption 3: nothing is learnt from it."""
+        no, yes = torch.zeros_like(evidence.ss, dtype=torch.bool), torch.ones_like(evidence.ss, dtype=torch.bool)
+        return Outcome(no, yes, no, torch.full_like(evidence.ss, math.nan), state.sigma, evidence, {})
+
+
+@dataclass
+class SearchState:
+    """What SR2 remembers from step to step that belongs to no single parameter.
+
+    Numbers that a step changes are 0-dim tensors, on the device with `capturable` and on the host otherwise; what is
+    settled before the first step is plain.
+    """
+
+    sigma: Tensor
+    counts: Counts
+    moments: Moments
+    """Of |s|^2 over accepted steps, behind `stationarity`."""
+    figures: Figures
+    memory: dict[str, Tensor]
+    """What the rule and the schedule remember, by name."""
+    sigma_known: bool
+    """False: sigma_0 is to be estimated."""
+    entered: bool = False
+    """x is where R is finite."""
+    chosen: dict[str, float] = field(default_factory=dict)
+    """Constants that the rule took from R(x_0)."""
+    batch: int | None = None
+    """The batch size that `batch_growth` asks for."""
+    schedule: str = "None"
+    """The schedule that `memory` belongs to."""
+
+    @staticmethod
+    def start(sigma: float | None, memory: Mapping[str, float], schedule: Schedule | None) -> SearchState:
+        """On the host; sigma None is to be estimated."""
+        return SearchState(
+            sigma=_float(math.nan if sigma is None else sigma),
+            counts=Counts(*(torch.zeros((), dtype=torch.int64, device="cpu") for _ in Counts._fields)),
+            moments=Moments(*(_float(0.0) for _ in Moments._fields)),
+            figures=Figures(*(_float(math.nan) for _ in Figures._fields)),
+            memory={name: _float(value) for name, value in memory.items()},
+            sigma_known=sigma is not None,
+            schedule=repr(schedule),
+        )
+
+    @property
+    def steps(self) -> Tensor:
+        """How many steps were taken, whatever became of them."""
+        return torch.stack(self.counts).sum()
+
+    # ---- one step
+
+    def record(self, outcome: Outcome) -> None:
+        """Write what became of a step: sigma, counters, memories, figures. In place, without a host read."""
+        evidence = outcome.evidence
+        if evidence is None:
+            return
+        accepted, null, sound = outcome.accepted, outcome.null, outcome.sound
+        flags = (accepted, sound & ~accepted & ~null, null, ~sound & ~null)
+        for count, flag in zip(self.counts, flags, strict=True):
+            count += flag
+        self.sigma.copy_(outcome.sigma)
+        for name, value in outcome.memory.items():
+            self.memory[name].copy_(value)
+        torch._foreach_copy_(self.moments, self.moments.after(evidence.ss, accepted | (null & sound)))
+        norm, judged = evidence.ss.sqrt(), (evidence.predicted, evidence.actual)
+        numbers = (evidence.loss, evidence.f_trial, outcome.rho, outcome.sigma, *judged, norm, accepted, null)
+        torch._foreach_copy_(self.figures, numbers)
+
+    def follow(self, schedule: Schedule | None) -> None:
+        """sigma of the next step by the schedule; not before it is known, as after a first batch that was broken."""
+        if schedule is None or not self.sigma_known:
+            return
+        sigma, memory = schedule.apply(self.sigma, self.steps, self.memory)
+        for number in (self.sigma, self.figures.sigma):
+            number.copy_(sigma)
+        for name, value in memory.items():
+            self.memory[name].copy_(value)
+
+    def last_step(self) -> StepInfo | None:
+        """The figures as numbers, None before the first step; waits for the device."""
+        *numbers, accepted, null = torch.stack(self.figures).tolist()
+        if math.isnan(null):
+            return None
+        loss, trial_loss, rho, sigma, predicted, actual, norm = numbers
+        return StepInfo(loss, trial_loss, rho, sigma, None if null else bool(accepted), predicted, actual, norm)
+
+    # ---- between steps
+
+    def to(self, device: torch.device | str) -> None:
+        """Every number a step changes goes to this device."""
+        self.sigma = self.sigma.to(device)
+        self.counts = Counts(*(n.to(device) for n in self.counts))
+        self.moments = Moments(*(n.to(device) for n in self.moments))
+        self.figures = Figures(*(n.to(device) for n in self.figures))
+        self.memory = {name: n.to(device) for name, n in self.memory.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data, for a checkpoint."""
+        return {
+            "sigma": float(self.sigma),
+            "sigma_known": self.sigma_known,
+            "entered": self.entered,
+            "chosen": dict(self.chosen),
+            "batch": self.batch,
+            "schedule": self.schedule,
+            "memory": {name: float(value) for name, value in self.memory.items()},
+            "moments": {name: float(n) for name, n in self.moments._asdict().items()},
+            **{name: int(n) for name, n in self.counts._asdict().items()},
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a saved state; what it lacks stays. Those of the first releases have other names for some."""
+        self.sigma.fill_(float(saved.get("sigma", self.sigma)))
+        self.sigma_known = bool(saved.get("sigma_known", self.sigma_known))
+        self.entered = bool(saved.get("entered", self.entered))
+        chosen = {"gamma3": saved["gamma3"]} if saved.get("gamma3") is not None else self.chosen
+        self.chosen = dict(saved.get("chosen", chosen))
+        if self.batch is not None and saved.get("batch") is not None:
+            self.batch = int(saved["batch"])
+        old = {"rejected": saved.get("refused", 0)}
+        for name, count in self.counts._asdict().items():
+            count.fill_(int(saved.get(name, old.get(name, 0))))
+        sums = dict(
+            zip(
+                Moments._fields,
+                torch.as_tensor(saved.get("steps_squared", [0.0] * 4), device="cpu").tolist(),
+                strict=True,
+            )
+        )
+        for name, number in self.moments._asdict().items():
+            number.fill_(saved.get("moments", sums)[name])
+        self._load_memory(saved)
+
+    def _load_memory(self, saved: Mapping[str, Any]) -> None:
+        """What another schedule remembers is not this one's."""
+        pair = saved.get("cooldown")
+        schedule = saved.get("schedule", "None" if pair is None else f"Cooldown(first={pair[0]}, last={pair[1]})")
+        memory = saved.get("memory", {"sigma_first": saved.get("sigma_first", 0.0)})
+        for name, number in self.memory.items():
+            if name in memory and (schedule == self.schedule or name != "sigma_first"):
+                number.fill_(float(memory[name]))
+
+
+def _float(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, device="cpu")

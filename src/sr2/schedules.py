@@ -1,0 +1,5 @@
+"""What depends on the number of steps. Exchangeable parts of SR2: `SR2(model, schedule=Cooldown(800, 1000))`."""
+
+from .optim.parts.schedules import Cooldown, Schedule
+
+__all__ = ["Cooldown", "Schedule"]

@@ -1,0 +1,20 @@
+"""Warnings that point at the user's own line, however deep in the library they are raised."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+_OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
+
+
+def tell(message: str) -> None:
+    """Warn, as if from the nearest caller that is neither this library nor torch."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

@@ -1,0 +1,43 @@
+"""What several test files use."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the operations that hand a tensor's number to Python.
+
+    Args:
+        of_the_host: tensors that live on the host by design, whose numbers may be read.
+    """
+
+    NAMES = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::item", "aten::equal", "aten::nonzero")
+
+    def __init__(self, of_the_host=()):
+        super().__init__()
+        self.seen = []
+        self._free = {t.data_ptr() for t in of_the_host}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        of_generators = func._schema.name == "aten::equal" and args[0].dtype == torch.uint8  # always on the host
+        if func._schema.name in self.NAMES and not of_generators and args[0].data_ptr() not in self._free:
+            self.seen.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+class LargeTensors(TorchDispatchMode):
+    """Counts the new tensors of at least n entries."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.n, self.made, self.seen = n, 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for made in tree_leaves(out):  # the foreach operations return lists
+            large = isinstance(made, torch.Tensor) and made.device.type != "meta" and made.numel() >= self.n
+            if large and made.data_ptr() not in self.seen:
+                self.seen.add(made.data_ptr())
+                self.made += 1
+        return out
