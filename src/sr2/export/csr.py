@@ -24,7 +24,7 @@ CHUNK = 2**20
 """Entries of the matrix that a convolution multiplies at once; more images are done one part after another."""
 
 
-def sparse_layers(model: Model, example: Example, *, verbose: bool = True) -> Model:
+def sparse_layers(model: Model, example: Example, *, break_even: bool = False, verbose: bool = True) -> Model:
     """A copy for inference on this CPU in which layers with many zeros skip them, where that was measured to be faster.
 
     Linear layers and convolutions become y = W x with W in torch's CSR format. A convolution copies only those shifts
@@ -45,6 +45,7 @@ def sparse_layers(model: Model, example: Example, *, verbose: bool = True) -> Mo
     Args:
         model: a network on the CPU in float32 or float64; it is not changed.
         example: one input, or a tuple of them, as large as those to come.
+        break_even: also measure from which share of zeros CSR is faster, layer by layer.
         verbose: print the table.
     """
     inputs = inputs_of(example)
@@ -53,13 +54,13 @@ def sparse_layers(model: Model, example: Example, *, verbose: bool = True) -> Mo
             raise ValueError(f"sparse_layers is for the CPU, and {name} is on {tensor.device}: use model.cpu()")
     dense = copy.deepcopy(model).eval()
     made = copy.deepcopy(dense)
-    rows = measure_layers(dense, inputs)
+    rows = measure_layers(dense, inputs, break_even=break_even)
     for row in rows:
         if row.swapped:
             set_module(made, row.name, _sparse(made.get_submodule(row.name)))
     with torch.no_grad():
         before, after = milliseconds(lambda: dense(*inputs), lambda: made(*inputs))
-    if after > before:
+    if after > before or not any(row.swapped for row in rows):
         rows, made, after = [row.stays() for row in rows], dense, before
     made.sparse_layers = SparseLayers(tuple(rows), (before, after))  # type: ignore[assignment]
     if verbose:
@@ -102,7 +103,7 @@ class SparseLayers:
         for row in self.layers:
             shape = "x".join(map(str, row.shape))
             times = (f"{row.dense:.3f}", f"{row.sparse:.3f}", f"{row.dense / row.sparse:.2f}")
-            edge = [f"{row.break_even:.1%}" if row.break_even is not None else "-"] if even else []
+            edge = ["never" if row.break_even in (None, 1.0) else f"{row.break_even:.1%}"] if even else []
             rows.append((row.name, shape, f"{row.zeros:.1%}", *times, *edge, "yes" if row.swapped else "no"))
         blank = [""] * (len(rows[0]) - 6)
         rows.append(("network", "", "", f"{before:.3f}", f"{after:.3f}", f"{before / after:.2f}", *blank))

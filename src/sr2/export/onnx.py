@@ -18,7 +18,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from .channels import is_layer
 from .files import write_whole
-from .measure import Example, inputs_of
+from .measure import Example, inputs_of, macs, parameters
 from .shrink import shrink
 from .trace import UnknownOperationError, calls, leaves, trace
 
@@ -32,6 +32,8 @@ class Exported:
     """The largest difference between onnxruntime and torch, relative to the largest output."""
     shrunk: bool
     """False if an operation is in the way of shrinking."""
+    parameters: int
+    macs: int
 
 
 def to_onnx(model: nn.Module, example: Example, path: str | Path, *, verbose: bool = False) -> Exported:
@@ -64,7 +66,7 @@ def to_onnx(model: nn.Module, example: Example, path: str | Path, *, verbose: bo
     data = _export(small, tuple(torch.cat([item, item]) for item in inputs))
     error = _compare(runtime, data, whole, inputs)
     write_whole(path, data)
-    return Exported(len(data), error, shrunk)
+    return Exported(len(data), error, shrunk, parameters(small), macs(small, inputs))
 
 
 def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
