@@ -280,6 +280,64 @@ def test_numbers_in_the_code_keep_their_channels(function):
     assert_same(model, small, (2, 4), tolerance=1e-6)
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.Softshrink(), nn.Threshold(0.1, 3.0), nn.Hardsigmoid(), nn.LogSigmoid(), nn.ReLU6()]
+)
+def test_what_is_unknown_stays_unknown(layer):
+    """Softshrink makes 0 of nan: no unit may be taken for a constant because of that."""
+    model = Odd(layer)
+    with torch.no_grad():
+        model.a.weight[:2] = 0
+    small = shrink(model, torch.zeros(2, 4), verbose=False)
+    assert small.a.out_features == 4
+    assert_same(model, small, (2, 4), tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.MaxPool2d(2, padding=1),
+        nn.AvgPool2d(3, padding=1),
+        nn.AdaptiveMaxPool2d(3),
+        nn.Upsample(scale_factor=2, mode="bicubic"),
+        nn.ZeroPad2d(1),
+        nn.ConstantPad2d(1, -2.0),
+        nn.ReflectionPad2d(1),
+        nn.InstanceNorm2d(6, affine=True),
+        nn.GroupNorm(2, 6),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_constants_through_what_looks_at_neighbours(layer, bias):
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), layer, nn.Conv2d(6, 2, 1)).eval()
+    with torch.no_grad():
+        model[0].weight[:2] = 0
+        model[0].bias[:2] = bias
+    assert_same(model, shrink(model, torch.zeros(2, 3, 9, 9), verbose=False), (2, 3, 9, 9), tolerance=1e-6)
+
+
+def test_whoever_reads_after_an_in_place_operation_reads_its_result():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            hidden = self.a(x)
+            F.relu(hidden, inplace=True)
+            hidden += 1
+            return self.b(hidden)
+
+    model = InPlace()
+    with torch.no_grad():
+        model.a.weight[:3] = 0
+        model.a.bias[:3] = -1
+    small = shrink(model, torch.zeros(2, 4), verbose=False)
+    assert small.a.out_features == 3
+    assert_same(model, small, (2, 4), tolerance=1e-6)
+
+
 def test_a_shortcut_that_pads_channels():
     class Pads(nn.Module):
         def __init__(self):

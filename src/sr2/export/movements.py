@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,15 @@ class Movements:
         """Integer attributes that count channels (heads), and which."""
         self.size_uses: Counter[str] = Counter()
 
-    def _spatial(self, x: Value, found: Tensor) -> Value:
+    def _elementwise(self, x: Value, function: Callable[[Tensor], Tensor]) -> Value:
+        """What is unknown stays unknown, whatever the function makes of nan."""
+        found = function(x.constants.clone()).double()
+        return Value(x.atoms, torch.where(x.constants.isnan(), torch.nan, found))
+
+    def _spatial(self, x: Value, function: Callable[[Tensor], Tensor]) -> Value:
+        """Whatever an unknown entry reaches is unknown."""
+        found, reached = function(x.constants.nan_to_num()), function(x.constants.isnan().double())
+        found = torch.where(reached != 0, torch.nan, found)
         column = (1, -1, *[1] * (found.ndim - 2))
         return Value(self._channels(x, 1).view(column).expand(found.shape), found)
 
@@ -47,7 +56,10 @@ class Movements:
         return sum(isinstance(item, (Value, Tensor)) and item.shape != () for item in leaves((args, kwargs))) == 1
 
     def _pairwise(self, node: fx.Node, args: Any, kwargs: Any) -> Value:
-        found = execute(node, _lifted(args, True), _lifted(kwargs, True))
+        found = execute(node, _lifted(args, True), _lifted(kwargs, True)).double()
+        for item in leaves((args, kwargs)):
+            if isinstance(item, Value):
+                found = torch.where(item.constants.isnan(), torch.nan, found)
         operands = [item for item in leaves((_lifted(args), _lifted(kwargs))) if isinstance(item, Tensor)]
         result: Tensor | None = None
         for atoms in operands:
@@ -66,7 +78,7 @@ class Movements:
             shape = torch.broadcast_shapes(result.shape, atoms.shape)  # type: ignore[no-untyped-call]
             result = result.expand(shape)
         assert result is not None
-        return self._moved(result.expand(found.shape), found.double())
+        return self._moved(result.expand(found.shape), found)
 
     def _move(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Any:
         if isinstance(args[0], Value) and self._counts_channels(name, args, kwargs):

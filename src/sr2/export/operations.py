@@ -14,7 +14,7 @@ ELEMENTWISE = {
     *("elu_", "selu", "celu", "softplus", "mish", "hardswish", "hardsigmoid", "softsign", "logsigmoid", "dropout"),
     *("dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "neg", "abs", "exp", "log"),
     *("sqrt", "rsqrt", "square", "clamp", "clamp_", "clip", "pow", "contiguous", "clone", "detach", "float", "double"),
-    "to",
+    *("to", "hardshrink", "softshrink", "tanhshrink", "threshold", "rrelu", "sin", "cos", "reciprocal"),
 }
 """One entry in, the same entry out."""
 PAIRWISE = {
@@ -51,7 +51,8 @@ ATTRIBUTES = {"shape", "ndim", "device", "dtype", "is_cuda", "requires_grad"}
 
 ELEMENTWISE_LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU),
-    *(nn.Softplus, nn.Mish, nn.Hardswish, nn.Hardsigmoid, nn.Softsign, nn.LogSigmoid, nn.Identity),
+    *(nn.Softplus, nn.Mish, nn.Hardswish, nn.Hardsigmoid, nn.Softsign, nn.LogSigmoid, nn.Identity, nn.Hardshrink),
+    *(nn.Softshrink, nn.Tanhshrink, nn.Threshold, nn.RReLU),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
 )
 SPATIAL_LAYERS: tuple[type[nn.Module], ...] = (

@@ -10,8 +10,20 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from . import operations as known
 from .movements import Movements, axes_of
+from .operations import (
+    ASKING,
+    ATTRIBUTES,
+    CHANNELWISE_LAYERS,
+    ELEMENTWISE,
+    ELEMENTWISE_LAYERS,
+    MIXING,
+    MIXING_LAYERS,
+    MOVING,
+    PAIRWISE,
+    SPATIAL,
+    SPATIAL_LAYERS,
+)
 from .trace import UnknownOperationError, execute, leaves, mapped, name_of
 from .values import Value
 
@@ -61,13 +73,13 @@ class Rules(Movements):
 
     def call_module(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else next(iter(kwargs.values()))
-        if isinstance(module, known.ELEMENTWISE_LAYERS):
-            return Value(x.atoms, module(x.constants.clone()))
-        if isinstance(module, known.SPATIAL_LAYERS):
-            return self._spatial(x, module(x.constants))
-        if isinstance(module, known.CHANNELWISE_LAYERS):
+        if isinstance(module, ELEMENTWISE_LAYERS):
+            return self._elementwise(x, module)
+        if isinstance(module, SPATIAL_LAYERS):
+            return self._spatial(x, module)
+        if isinstance(module, CHANNELWISE_LAYERS):
             return self._channelwise(name, module, x)
-        if isinstance(module, known.MIXING_LAYERS):
+        if isinstance(module, MIXING_LAYERS):
             return self._mixing(x, self._mixed_axes(module, x), module(x.constants))
         if isinstance(module, nn.Flatten):
             return self._moved(x.atoms.flatten(module.start_dim, module.end_dim), module(x.constants))
@@ -90,21 +102,20 @@ class Rules(Movements):
 
     def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = name_of(node)
-        if name in known.ASKING and (name != "getattr" or args[1] in known.ATTRIBUTES):
+        if name in ASKING and (name != "getattr" or args[1] in ATTRIBUTES):
             return execute(node, mapped(args, lambda x: x.constants), kwargs)
         if name == "getattr" and args[1] in ("T", "mT"):
             return self._moved(getattr(args[0].atoms, args[1]), getattr(args[0].constants, args[1]))
-        if name in known.ELEMENTWISE or (name in known.PAIRWISE and self._one_tensor(args, kwargs)):
+        if name in ELEMENTWISE or (name in PAIRWISE and self._one_tensor(args, kwargs)):
             x = next(item for item in leaves((args, kwargs)) if isinstance(item, Value))
-            found = execute(node, mapped(args, lambda x: x.constants.clone()), kwargs)
-            return Value(x.atoms, found.double())
-        if name in known.PAIRWISE:
+            return self._elementwise(x, lambda given: execute(node, mapped(args, lambda _: given), kwargs))
+        if name in PAIRWISE:
             return self._pairwise(node, args, kwargs)
         if name == "pad" and len(args[1]) > 2 * (len(args[0].shape) - 2):
             return self._pad_channels(node, args, kwargs)
-        if name in known.SPATIAL and isinstance(args[0], Value):
-            return self._spatial(args[0], execute(node, mapped(args, lambda x: x.constants), kwargs))
-        if name in known.MIXING and isinstance(args[0], Value):
+        if name in SPATIAL and isinstance(args[0], Value):
+            return self._spatial(args[0], lambda given: execute(node, (given, *args[1:]), kwargs))
+        if name in MIXING and isinstance(args[0], Value):
             found = execute(node, mapped(args, lambda x: x.constants), kwargs)
             return self._mixing(args[0], axes_of(name, args, kwargs), found)
         if name in ("view", "reshape") and not kwargs:
@@ -113,7 +124,7 @@ class Rules(Movements):
             return self._chunk(node, args, kwargs)
         if name == "getitem":
             return self._getitem(args[0], args[1]) if isinstance(args[0], Value) else execute(node, args, kwargs)
-        if name in known.MOVING:
+        if name in MOVING:
             return self._move(node, name, args, kwargs)
         if name in ("matmul", "bmm", "scaled_dot_product_attention"):
             return self._product(name, args, kwargs)
@@ -185,7 +196,7 @@ class Rules(Movements):
         """Torch's own block: its hidden units may go; attention needs width = heads x size, so its heads may not."""
         self.atoms.fix(x.atoms)
         hidden = self._linear(f"{name}.linear1", module.linear1, self._fixed(x.shape))
-        active = Value(hidden.atoms, module.activation(hidden.constants.clone()))
+        active = self._elementwise(hidden, module.activation)
         self.atoms.fix(self._linear(f"{name}.linear2", module.linear2, active).atoms)
         return self._fixed(x.shape)
 
