@@ -430,6 +430,20 @@ def test_saved_with_its_index_map_and_rebuilt_without_pickle(name, tmp_path):
     assert torch.equal(load(tmp_path / "again", SMALL[name][0]()).eval()(x), small(x))
 
 
+def test_the_last_group_may_be_cut_inside(tmp_path):
+    def make():
+        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2), nn.ReLU(), nn.Conv2d(8, 2, 1))
+
+    model = make()
+    with torch.no_grad():
+        model[4].weight[:, 1:] = 0  # one filter of the first group is read
+    small = shrink(model, torch.zeros(1, 3, 4, 4), verbose=False)
+    assert (small[2].groups, small[2].in_channels, small[2].out_channels) == (1, 4, 1)
+    save(small, tmp_path / "small")
+    x = torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(load(tmp_path / "small", make())(x), model(x))
+
+
 def test_a_shrunk_file_does_not_fit_another_network(tmp_path):
     model, example = made("vgg")
     save(shrink(model, example, verbose=False), tmp_path / "small")

@@ -43,12 +43,9 @@ def _sizes(layer: nn.Module) -> dict[str, Any]:
     if isinstance(layer, nn.Linear) and weight is not None:
         return {"out_features": weight.shape[0], "in_features": weight.shape[1]}
     if isinstance(layer, _ConvNd) and weight is not None and not layer.transposed:
-        per_group = layer.in_channels // layer.groups
-        if layer.groups == 1:
-            return {"out_channels": weight.shape[0], "in_channels": weight.shape[1]}
-        # a group goes as a whole: filters per group stay what they were
-        groups = weight.shape[0] // (layer.out_channels // layer.groups)
-        return {"out_channels": weight.shape[0], "in_channels": groups * per_group, "groups": groups}
+        # A group goes as a whole, and only the last one may lose filters: it is then a group no more.
+        groups = max(1, weight.shape[0] // (layer.out_channels // layer.groups)) if layer.groups > 1 else 1
+        return {"out_channels": weight.shape[0], "in_channels": groups * weight.shape[1], "groups": groups}
     if isinstance(layer, nn.Embedding) and weight is not None:
         return {"embedding_dim": weight.shape[1]}
     if isinstance(layer, nn.PReLU) and weight is not None:
