@@ -223,7 +223,7 @@ def bench(
 
         bench_sparse(sparse, trust=trust)
         return
-    from .bench import run_and_print
+    from .bench_table import run_and_print
 
     run_and_print(config)
 
