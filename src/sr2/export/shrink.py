@@ -30,6 +30,11 @@ class Shrunk:
     error: float
     """The largest difference of outputs on random inputs in float64, relative to the largest output."""
 
+    @property
+    def cut(self) -> bool:
+        """Whether anything went."""
+        return self.parameters[0] != self.parameters[1]
+
     def __str__(self) -> str:
         rows = [("", "before", "after", "ratio")]
         for name in ("channels", "parameters", "macs", "milliseconds"):
@@ -160,4 +165,5 @@ def _report(model: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...], foun
     finally:
         model.train(training)
     count = parameters(model), parameters(small)
+    after = after if count[0] != count[1] else before  # the same network: another time would be noise
     return Shrunk(found.channels, count, work, (before, after), found.padded, error)

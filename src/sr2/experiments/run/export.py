@@ -34,12 +34,14 @@ class Export:
     outputs: Callable[[Tensor], Tensor]
     parameters: int
     macs: int
+    same: bool = False
+    """Whether it computes what the original does, operation by operation: then another time would be noise."""
 
 
 def shrunk(problem: Problem, folder: Path, x: Tensor) -> Export:
     """shrunk.safetensors: without the channels that nothing depends on."""
-    small = shrink(problem.model, x, verbose=False)
-    return _saved(small, folder / "shrunk.safetensors", x)
+    small: Any = shrink(problem.model, x, verbose=False)
+    return _saved(small, folder / "shrunk.safetensors", x, same=not small.shrunk.cut)
 
 
 def safetensors(problem: Problem, folder: Path, x: Tensor) -> Export:
@@ -49,7 +51,7 @@ def safetensors(problem: Problem, folder: Path, x: Tensor) -> Export:
     with torch.no_grad():
         for tensor in problem.model.parameters():
             tensor.zero_()  # what comes now comes from the file
-    return _saved(load(path, problem.model), path, x)
+    return _saved(load(path, problem.model), path, x, same=True)
 
 
 def onnx(problem: Problem, folder: Path, x: Tensor) -> Export:
@@ -102,7 +104,7 @@ def export_run(folder: Path, kind: str, *, trust: bool = False) -> dict[str, Any
     with _one_sentence(folder), torch.no_grad():
         made = FORMATS[kind](problem, folder, x)
         times = milliseconds(lambda: dense.outputs(x), lambda: made.outputs(x))
-        times = [times[0]] * 2 if kind == "safetensors" else times  # the same network: the difference is noise
+        times = [times[0]] * 2 if made.same else times
         pair = (dense, made)
         row: dict[str, Any] = {
             "format": kind,
@@ -164,9 +166,9 @@ def bench_sparse(folder: Path, *, trust: bool = False) -> None:
     sparse_layers(problem.model, x, break_even=True)
 
 
-def _saved(model: nn.Module, path: Path, x: Tensor) -> Export:
+def _saved(model: nn.Module, path: Path, x: Tensor, *, same: bool) -> Export:
     save(model, path)
-    return Export(path, model, parameters(model), macs(model, x))
+    return Export(path, model, parameters(model), macs(model, x), same)
 
 
 @torch.no_grad()
