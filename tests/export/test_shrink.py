@@ -74,6 +74,19 @@ def test_the_papers_networks(name, share):
     assert_same(model, small, (2, 3, 32, 32), tolerance=1e-5)
 
 
+def test_the_projects_transformer_loses_heads_and_units():
+    torch.manual_seed(0)
+    model = build("transformer", 40, (16,))
+    with torch.no_grad():
+        model.blocks[0].out.weight[:, 16:32] = 0  # nobody reads the second head
+        model.blocks[1].up.weight[:100] = 0
+    tokens = torch.randint(0, 40, (2, 16))
+    small = shrink(model, tokens, verbose=False)
+    assert [block.heads for block in small.blocks] == [3, 4]
+    assert small.blocks[1].down.in_features == 156
+    torch.testing.assert_close(small(tokens[:, :9]), model(tokens[:, :9]), atol=1e-5, rtol=1e-5)
+
+
 def hidden(model):
     return [m.weight.shape[0] for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
 
