@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import onnxruntime
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 from sr2.cli import main
+from sr2.experiments.errors import UserError
 from sr2.experiments.models import build
+from sr2.experiments.run import export
 from sr2.experiments.run.evaluate import evaluate
 from sr2.experiments.run.store import WEIGHTS, RunStore, read_run, read_weights
 from sr2.experiments.run.trained import trained
-from sr2.export import load, measure
+from sr2.export import load, measure, shrink
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +95,27 @@ def test_bench_sparse(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "64x32x3x3" in said
 
 
+@pytest.mark.filterwarnings("ignore:R.x_0. is infinite")
+def test_two_of_four_rehearsed_without_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything but the GPU and torch's conversion."""
+    quick = ["--model", "mlp", "--epochs", "1", "--batch", "400", "--regularizer", "nm", "--runs", str(tmp_path)]
+    assert main(["train", *quick]) == 0
+    (folder,) = (path.parent for path in tmp_path.rglob("config.json"))
+    monkeypatch.setattr(export, "trained", lambda folder, device, trust: trained(folder, "cpu", trust=trust))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda tensor: tensor)
+    monkeypatch.setattr(sys.modules["sr2.export.semi_structured"], "_check_device", lambda model: None)
+    assert main(["export", str(folder), "--format", "2:4"]) == 0
+    found = row(folder, "2:4")
+    assert "a GPU" in capsys.readouterr().out
+    assert found["accuracy"]["before"] == found["accuracy"]["after"]
+    assert load(folder / "export-2-4.safetensors")["1.weight"].dtype == torch.bfloat16
+
+
 def test_two_of_four_elsewhere_is_one_sentence(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,16 +134,10 @@ def test_a_run_without_weights_is_skipped(run: Path, capsys: pytest.CaptureFixtu
     assert "nothing to export" in said
 
 
-def test_a_network_that_cannot_be_followed(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.nn.Sequential.forward", lambda self, x: torch.cumsum(x, 1) if True else x)
-    from sr2.experiments.errors import UserError
-    from sr2.experiments.run.export import _one_sentence
-    from sr2.export import shrink
-
-    with pytest.raises(UserError, match="cumsum"), _one_sentence(run):
-        shrink(build("cnn", 10, (1, 8, 8)), torch.zeros(1, 1, 8, 8))
+def test_what_sr2_export_finds_wrong_is_a_sentence_for_the_user(run: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LSTM(3, 3))
+    with pytest.raises(UserError, match="LSTM"), export._one_sentence(run):
+        shrink(model, torch.zeros(1, 3))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"rows": [{}]}', '{"rows": [{"format": 3}]}'])

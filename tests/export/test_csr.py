@@ -150,9 +150,17 @@ def test_the_break_even():
 
 @pytest.mark.usefixtures("_csr_wins")
 def test_saved_as_the_dense_network_that_it_is(tmp_path):
-    model = nn.Sequential(thinned(nn.Linear(64, 64), 0.1))
-    save(sparse_layers(model, torch.randn(1, 64), verbose=False), tmp_path / "w")
-    assert torch.equal(load(tmp_path / "w", nn.Sequential(nn.Linear(64, 64)))[0].weight, model[0].weight)
+    def make():
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+
+    model = make()
+    thinned(model[0], 0.2)
+    thinned(model[2], 0.2)
+    fast = sparse_layers(model, torch.randn(1, 3, 4, 4), verbose=False)
+    assert isinstance(fast[0], SparseConv2d)
+    save(fast, tmp_path / "w")
+    back = load(tmp_path / "w", make())
+    assert all(torch.equal(a, b) for a, b in zip(back.parameters(), model.parameters(), strict=True))
 
 
 def test_another_device_is_one_sentence():

@@ -250,6 +250,14 @@ class SparseConv2d(nn.Module):
         y = y.as_strided((len(x), len(y), out_high, out_wide), (rows * columns, length, columns, 1))
         return y.contiguous()
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """As the dense layer that it was: `save` writes a network that its own class loads."""
+        dense = self.weight.values().new_zeros(self.shape).flatten(1)
+        dense[:, self.taps] = self.weight.to_dense()
+        destination[f"{prefix}weight"] = dense.view(self.shape)
+        if self.bias is not None:
+            destination[f"{prefix}bias"] = self.bias[:, 0]
+
     def _find_starts(self, plane: int, columns: int) -> Tensor:
         """Where the stretch of each tap begins."""
         key = (plane, columns)
