@@ -160,8 +160,9 @@ def _packed(name: str, tensor: Tensor, taken: Mapping[str, Tensor]) -> Tensors:
         return {name: tensor}
     flat = tensor.reshape(-1)
     words = flat.view(_INTEGERS[tensor.element_size()])
-    best = min({name: tensor}, _three(name, tensor, words != 0), key=_size)
-    if tensor.is_floating_point() and tensor.element_size() > 1:
+    mask = words != 0
+    best = min({name: tensor}, _three(name, tensor, mask), key=_size)
+    if tensor.is_floating_point() and tensor.element_size() > 1 and not mask.equal(words << 1 != 0):
         unsigned = _three(name, tensor, words << 1 != 0)  # without the bit of the sign
         if _size(best) - _size(unsigned) > max(SIGNS_PAY, _size(best) // 2):
             return unsigned
