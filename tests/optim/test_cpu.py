@@ -79,6 +79,7 @@ def check(one, other, xs, vs, lam):
         sum((v * (z - x)).abs().sum() for x, v, z in wide),
         lam * sum((x.abs() - z.abs()).abs().sum() for x, _, z in wide),
         sum((z - x).square().sum() for x, _, z in wide),
+        SIGMA * sum((z - x).square().sum() for x, _, z in wide),
     )
     for a, b, scale in zip(one[1], other[1], scales, strict=True):
         assert a.dtype == b.dtype == torch.float64
@@ -132,7 +133,7 @@ def test_sums_are_as_good_as_the_rounding_of_their_terms(R, path):
     """A million terms; float32 alone would lose a digit or two. A count is exact."""
     torch.manual_seed(1)
     x, v = torch.rand(1 << 20), 1e-3 * torch.rand(1 << 20)
-    (z,), (vs, dR, ss), _, _ = moved([x], [v], R, **path)
+    (z,), (vs, dR, ss, _), _, _ = moved([x], [v], R, **path)
     s = z.double() - x.double()
     eps = torch.finfo(torch.float32).eps
     assert vs == pytest.approx((v.double() * s).sum().item(), rel=eps)

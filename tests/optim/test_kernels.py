@@ -129,7 +129,9 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(coarse):
         kernel = FusedRatio(rule.constants, sigma_min, rounding, torch.device("cpu"))
         fused_outcome = kernel.judge([loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), mine)
         slack = rounding.slack(f.double(), f_trial.double())
-        evidence = Evidence(loss.double(), f.double(), f_trial.double(), vs, dR, ss, slack, torch.tensor(True))
+        evidence = Evidence(
+            loss.double(), f.double(), f_trial.double(), vs, dR, ss, sigma * ss, slack, torch.tensor(True)
+        )
         expected = Outcome.of(rule.judge(evidence, other), evidence, loss.isfinite() & f.isfinite(), other, sigma_min)
         other.record(expected)
         for name in ("accepted", "null", "sound", "sigma"):

@@ -35,6 +35,8 @@ class Model(NamedTuple):
     """R(x) - R(x + s)"""
     ss: Tensor
     """|s|^2"""
+    sBs: Tensor
+    """s'Bs = sum(s^2 / step), twice the model's quadratic term: B is sigma, or sigma times the metric"""
 
 
 def add_models(models: Sequence[Model]) -> Model:
@@ -69,15 +71,19 @@ def proximal_point(
     return [z.to(x.dtype) for z, x in zip(regularizer.prox_of(us, steps), xs, strict=True)]
 
 
-def model_of(xs: Sequence[Tensor], vs: Sequence[Tensor], zs: Sequence[Tensor], regularizer: Regularizer) -> Model:
-    """v's, R(x) - R(z) and |s|^2 for s = z - x, summed in float64."""
-    products, squares = [], []
-    for x, v, z in zip(xs, vs, zs, strict=True):
+def model_of(
+    xs: Sequence[Tensor], vs: Sequence[Tensor], zs: Sequence[Tensor], steps: Sequence[Step], regularizer: Regularizer
+) -> Model:
+    """v's, R(x) - R(z), |s|^2 and s'Bs for s = z - x, summed in float64."""
+    products, squares, scaled = [], [], []
+    for x, v, z, step in zip(xs, vs, zs, steps, strict=True):
         # z - x of two neighbouring float32 is exact, or nearly so; bfloat16 would round it to 8 bits.
         s = wide(z) - wide(x)
         products.append(exact_sum(wide(v) * s))
         squares.append(exact_sum(s.square_()))
-    return Model(add(products), regularizer.decrease_of(xs, zs).to(products[0].device), add(squares))
+        own = isinstance(step, Tensor) and step.dim() > 0
+        scaled.append(exact_sum(s.div_(step)) if own else squares[-1] / step)
+    return Model(add(products), regularizer.decrease_of(xs, zs).to(products[0].device), add(squares), add(scaled))
 
 
 def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
@@ -220,7 +226,7 @@ class ByGroup:
                 pieces = [(way, _some(numbers, p.xs, kept, p.vs, p.steps)) for way, numbers in ways]
                 models.append(add_models([way(piece, p.regularizer, self._keep) for way, piece in pieces]))
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the SVD of what is not finite
-                models.append(Model(*torch.full((3,), math.nan, dtype=torch.float64, device=p.xs[0].device)))
+                models.append(Model(*torch.full((4,), math.nan, dtype=torch.float64, device=p.xs[0].device)))
         return add_models(models)
 
     def noise(self) -> Tensor | None:

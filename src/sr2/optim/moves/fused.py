@@ -131,7 +131,8 @@ class FusedMove:
         )
         self._moved = True
         self.sums = self._partial.sum(dim=1)
-        return Model(*self.sums[:3].unbind())
+        vs, dR, ss = self.sums[:3].unbind()
+        return Model(vs, dR, ss, ss / step)
 
     def noise(self) -> Tensor | None:
         return self.sums[4] if self.momentum else None

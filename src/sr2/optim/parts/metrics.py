@@ -21,7 +21,7 @@ State = dict[str, Any]
 
 
 class Metric(ABC):
-    """A nonnegative diagonal D_t. SR2 steps with sigma + D_t, ProxGEN with D_t / lr, ProxSGD with D_t."""
+    """A nonnegative diagonal D_t. SR2 steps with sigma D_t, ProxGEN with D_t / lr, ProxSGD with D_t."""
 
     @abstractmethod
     def update(
