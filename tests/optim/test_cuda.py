@@ -42,7 +42,7 @@ def data(n=32, batches=16):
 
 def outcome(accepted):
     yes, number = torch.ones((), dtype=torch.bool, device="cuda"), torch.ones((), device="cuda")
-    return Outcome(yes & accepted, ~yes, yes, number, number, None, {})
+    return Outcome(yes & accepted, ~yes, yes, yes, number, number, None, {})
 
 
 @pytest.mark.parametrize("regularizer", [None, L1(1e-2), L0(1e-3), ElasticNet(1e-2, 0.3)], ids=str)

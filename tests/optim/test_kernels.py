@@ -46,7 +46,7 @@ def loop(proposals, **options):
 
 def outcome(accepted, sound=True):
     accepted, sound = torch.tensor(accepted), torch.tensor(sound)
-    return Outcome(accepted, torch.tensor(False), sound, torch.tensor(1.0), torch.tensor(1.0), None, {})
+    return Outcome(accepted, torch.tensor(False), sound, sound, torch.tensor(1.0), torch.tensor(1.0), None, {})
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)

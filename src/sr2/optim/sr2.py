@@ -198,7 +198,7 @@ class SR2(ProximalOptimizer):
         if self.capturable or not sound:
             sound = sound_at_x(evidence, move, capturable=self.capturable)
         verdict = self.rule.judge(evidence, state)
-        return Outcome.of(verdict, evidence, sound, state, self.sigma_min)
+        return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
 
     def _rounding(self, loss: Tensor) -> Rounding:
         return Rounding.of(loss.dtype, (x.dtype for group in self.param_groups for x in group["params"]), self.autocast)

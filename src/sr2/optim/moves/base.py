@@ -246,7 +246,7 @@ class ByGroup:
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
-            if outcome.sound:
+            if outcome.learns:
                 self.commit(None)
             if not outcome.accepted:
                 self.put_back()
@@ -254,7 +254,7 @@ class ByGroup:
         for p, kept in zip(self.proposals, self.kept, strict=True):
             for x, old in zip(p.xs, kept, strict=True):
                 x.copy_(torch.where(outcome.accepted, x, old))  # a choice, so that no NaN leaks
-        self.commit(outcome.sound)
+        self.commit(outcome.learns)
 
     def commit(self, sound: Tensor | None) -> None:
         for p in self.proposals:

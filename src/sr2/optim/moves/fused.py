@@ -155,13 +155,13 @@ class FusedMove:
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
-            if outcome.sound:
+            if outcome.learns:
                 self.commit(None)
             if not outcome.accepted:
                 self.put_back()
             return
         self._copy_if(outcome.accepted, wanted=0, target=0, source=2)
-        self.commit(outcome.sound)
+        self.commit(outcome.learns)
 
     def commit(self, sound: Tensor | None) -> None:
         for number, moment in enumerate(self._moments):
@@ -302,7 +302,7 @@ class FusedRatio:
             enable_fp_fusion=False,
             num_warps=1,
         )
-        return Outcome(self._accepted, self._null, self._sound, state.figures.rho, state.sigma, None, {})
+        return Outcome(self._accepted, self._null, self._sound, self._sound, state.figures.rho, state.sigma, None, {})
 
 
 def _dense(x: Tensor) -> bool:
