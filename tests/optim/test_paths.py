@@ -134,7 +134,7 @@ def test_one_host_read_per_step(case, R, options, foreach, monkeypatch):
     """Nothing reads a number before those of the step are moved, once, all together."""
     torch.manual_seed(0)
     xs = [nn.Parameter(x) for x in R.prox([torch.randn(3, 4), torch.randn(5)], 1.0)]
-    optimizer = case.make(xs, R, options, sigma=30.0, foreach=foreach)
+    optimizer = case.make(xs, R, options, sigma=300.0, foreach=foreach)
     f = lambda: sum(x.square().sum() for x in xs)  # noqa: E731
     optimizer.step(f)  # the first looks whether R(x_0) is finite
     before, gather = [], Evidence.gather
