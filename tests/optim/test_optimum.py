@@ -78,8 +78,17 @@ def test_logistic_l1():
     assert (w == 0).any()
 
 
-@pytest.mark.parametrize("R", [L0(0.05), Lp(0.05, 0.5), Lp(0.05, 0.3)], ids=repr)
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"metric": "rmsprop"}], ids=str)
+@pytest.mark.parametrize(
+    ("R", "options"),
+    [
+        (L0(0.05), {}),
+        (Lp(0.05, 0.5), {}),
+        (Lp(0.05, 0.3), {}),
+        (L0(0.05), {"momentum": 0.9}),
+        (Lp(0.05, 0.5), {"metric": "rmsprop"}),
+    ],
+    ids=str,
+)
 def test_nonconvex_ends_at_a_proximal_fixed_point(R, options):
     A, y, _ = data(seed=2)
     model, At, yt = linear(A.shape[1]), torch.tensor(A), torch.tensor(y)

@@ -132,6 +132,8 @@ def test_converged_at_a_minimizer_and_not_far_from_it(capturable):
         optimizer.step(lambda: loss(x, everything))
         said.append(optimizer.converged)
         norms.append(optimizer.last_step.step_norm)
+        if said[-100:] == [True] * 100:
+            break
     first, reached = said.index(True), next(t for t, norm in enumerate(norms) if norm <= 1e-3)
     assert all(said[first:])
     # The verdict is late where |s| falls fast, never early: the long first steps are forgotten by 2 % a step, and by
