@@ -9,7 +9,7 @@ from tests.optimizers import LIVELY, OPTIMIZERS, Problem, named, sr2_twin
 from tests.oracles import hard, soft
 
 LAM = 0.02
-N, D, BATCH, STEPS = 200, 12, 16, 300
+N, D, BATCH, STEPS = 200, 12, 16, 200
 REGULARIZERS = {
     "none": (None, lambda x: 0.0, lambda u, t: u),
     "l1": (L1(LAM), lambda x: LAM * np.abs(x).sum(), lambda u, t: soft(u, LAM * t)),
