@@ -47,12 +47,12 @@ SCHEDULERS = {
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_proxgen_with_adam_is_adamw(scheduler, foreach, dtype):
-    mine, his = network(dtype), network(dtype)
+    mine, theirs = network(dtype), network(dtype)
     a = ProxGEN(mine, lr=3e-3, momentum=0.9, metric="adam", weight_decay=0.1, foreach=foreach)
-    b = torch.optim.AdamW(his.parameters(), lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
-    start = torch.cat([p.detach().flatten() for p in his.parameters()])
+    b = torch.optim.AdamW(theirs.parameters(), lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+    start = torch.cat([p.detach().flatten() for p in theirs.parameters()])
     x = train(mine, a, 100, SCHEDULERS[scheduler](a), dtype)
-    y = train(his, b, 100, SCHEDULERS[scheduler](b), dtype)
+    y = train(theirs, b, 100, SCHEDULERS[scheduler](b), dtype)
     # Adam divides by sqrt(g^2): where g is all rounding (the bias before a batch norm) so is the step.
     free = torch.ones_like(x, dtype=torch.bool)
     free[60:70] = False
@@ -66,19 +66,19 @@ def test_proxgen_with_adam_is_adamw_to_1e_6():
     shapes = [(6, 10), (10,), (10, 3), ()]
     targets = [torch.randn(s) for s in shapes]
     mine = [nn.Parameter(torch.zeros(s)) for s in shapes]
-    his = [nn.Parameter(torch.zeros(s)) for s in shapes]
+    theirs = [nn.Parameter(torch.zeros(s)) for s in shapes]
 
     def loss(params, t):
         return sum(((p - q) * (1 + t % 3)).square().sum() for p, q in zip(params, targets, strict=True))
 
     a = ProxGEN(mine, lr=1e-2, momentum=0.9, metric="adam", weight_decay=0.01)
-    b = torch.optim.AdamW(his, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+    b = torch.optim.AdamW(theirs, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
     for t in range(100):
         a.step(lambda t=t: loss(mine, t))
         b.zero_grad()
-        loss(his, t).backward()
+        loss(theirs, t).backward()
         b.step()
-        for p, q in zip(mine, his, strict=True):
+        for p, q in zip(mine, theirs, strict=True):
             torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
 
 
@@ -95,9 +95,9 @@ def test_proxgen_with_adam_is_adamw_to_1e_6():
     ids=lambda m: repr(m) if not callable(m) else "",
 )
 def test_metrics_are_torchs(metric, baseline):
-    mine, his = network(torch.float64), network(torch.float64)
+    mine, theirs = network(torch.float64), network(torch.float64)
     x = train(mine, ProxGEN(mine, lr=3e-3, metric=metric), 60, dtype=torch.float64)
-    y = train(his, baseline(his.parameters()), 60, dtype=torch.float64)
+    y = train(theirs, baseline(theirs.parameters()), 60, dtype=torch.float64)
     free = torch.ones_like(x, dtype=torch.bool)
     free[60:70] = False
     torch.testing.assert_close(x[free], y[free], rtol=0, atol=1e-9)
@@ -212,8 +212,8 @@ def test_andreis_metric_is_its_twin(kind):
         Bs.append(np.concatenate([optimizer.state[p]["curvature"].numpy().ravel() for p in (a, b)]))
         if len(xs) > 1 and (s := xs[-1] - xs[-2]).any():
             assert s @ (Bs[-1] * s) == pytest.approx(s @ (gs[-1] - gs[-2]), rel=1e-9)
-    for mine, his in zip(Bs, andrei_twin(xs, gs), strict=True):
-        np.testing.assert_allclose(mine, his, rtol=1e-8, atol=1e-10)
+    for mine, theirs in zip(Bs, andrei_twin(xs, gs), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-10)
     assert np.ptp(Bs[-1]) > 0.1
 
 

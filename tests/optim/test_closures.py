@@ -239,9 +239,9 @@ def test_batch_norm_and_dropout_see_one_forward(write, sigma):
     optimizer = SR2(model, L1(1e-3), sigma=sigma, gamma1=1.0001)
     drawn = []
     for t in range(5):
-        twin, state = copy.deepcopy(model), torch.get_rng_state()
-        twin(X)
-        expected, rng = values(twin), torch.get_rng_state()
+        alone, state = copy.deepcopy(model), torch.get_rng_state()
+        alone(X)
+        expected, rng = values(alone), torch.get_rng_state()
         masks.clear()
         torch.set_rng_state(state)
         optimizer.step(write(model, optimizer))
@@ -355,8 +355,8 @@ def test_the_objective_leaves_no_trace():
     state = torch.get_rng_state()
     optimizer.step(lambda: F.cross_entropy(model(X[:8]), Y[:8]), objective=lambda: F.cross_entropy(model(X), Y))
     assert model[1].num_batches_tracked == 1
-    after, twin = torch.get_rng_state(), small_network()
+    after, alone = torch.get_rng_state(), small_network()
     torch.set_rng_state(state)
-    twin(X[:8])
+    alone(X[:8])
     assert torch.equal(torch.get_rng_state(), after)  # as after the batch's forward; the objective drew more
-    assert torch.equal(model[1].running_mean, twin[1].running_mean)
+    assert torch.equal(model[1].running_mean, alone[1].running_mean)

@@ -132,8 +132,8 @@ def test_two_optimizers_from_one_state_do_not_share_it():
     counts, sigma = optimizer.counts, optimizer.sigma
     others = []
     for _ in range(2):
-        twin = network()
-        others.append((twin, SR2(twin, L1(1e-3), sigma=7.0)))
+        model = network()
+        others.append((model, SR2(model, L1(1e-3), sigma=7.0)))
         others[-1][1].load_state_dict(saved)
     train(*others[0], range(5))
     assert others[0][1].counts != counts
