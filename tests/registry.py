@@ -328,7 +328,8 @@ REGULARIZERS: list[RegularizerCase] = [
 
 ONE_OF_EACH = [c for i, c in enumerate(REGULARIZERS) if c.is_not_among(REGULARIZERS[:i])]
 """The first case of every class."""
-FEW = ONE_OF_EACH + [c for i, c in enumerate(REGULARIZERS) if c.separable and c.is_not_among(REGULARIZERS[i + 1 :])]
+LAST = [c for i, c in enumerate(REGULARIZERS) if c.separable and c.is_not_among(REGULARIZERS[i + 1 :])]
+FEW = ONE_OF_EACH + [c for c in LAST if c not in ONE_OF_EACH]
 """Also the last case where R is a sum over entries: there the prox often takes another branch."""
 
 _X = torch.tensor([1.0, 2.0])
