@@ -16,6 +16,7 @@ from sr2.experiments.errors import UserError
 from sr2.experiments.run.build import checked, make_optimizer, make_regularizer
 from sr2.experiments.run.config import FIRST_OPTIONS, Precision, RunConfig
 from sr2.experiments.run.registry import GIVEN, OPTIMIZERS, REGULARIZERS, option_names
+from sr2.schedules import Cooldown
 
 
 def test_every_exported_regularizer_and_optimizer_has_a_name() -> None:
@@ -149,10 +150,10 @@ def test_options_reach_the_optimizer() -> None:
     assert made.sigma == 7.0
     compiled = make_optimizer(RunConfig(options={"compile": True, "foreach": False}), nn.Linear(2, 2))
     assert (compiled.compile, compiled.foreach) == (True, False)  # type: ignore[attr-defined]
-    assert made.cooldown is None
+    assert made.schedule is None
     for share, first in ((0.2, 80), (1.0, 1), (1e-6, 100)):
         cooled = make_optimizer(RunConfig.of(cooldown=share), nn.Linear(2, 2), steps=100)
-        assert cooled.cooldown == (first, max(first + 1, 100))  # type: ignore[attr-defined]
+        assert cooled.schedule == Cooldown(first, max(first + 1, 100))  # type: ignore[attr-defined]
     off = make_optimizer(RunConfig.of(optimizer="proxsgd", rho="none", metric="none"), nn.Linear(2, 2))
     assert off.metric is None
     assert off.param_groups[0]["rho"] is None

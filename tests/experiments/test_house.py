@@ -14,7 +14,20 @@ import pytest
 import sr2.experiments
 
 HOUSE = Path(sr2.experiments.__file__).parent
-ROOMS = ["errors", "names", "plans", "tasks", "listing", "data", "models", "run", "bench", "report", "paper"]
+ROOMS = [
+    "errors",
+    "names",
+    "plans",
+    "tasks",
+    "listing",
+    "data",
+    "models",
+    "run",
+    "bench",
+    "bench_table",
+    "report",
+    "paper",
+]
 """Each may import those before it, `commands` and `flags` all of them."""
 FILES = {
     ".".join(("sr2", "experiments", *path.relative_to(HOUSE).with_suffix("").parts)).removesuffix(".__init__"): path

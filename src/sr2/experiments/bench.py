@@ -18,18 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..optim import SR2, CapturedStep, ProxGEN, ProximalOptimizer, ProxSGD
+from ..optim.capture import run_beside
 from ..regularizers import L0, L1, Regularizer
 from .errors import UserError
-from .listing import headed_table
 from .models import build
 from .run.build import check_arithmetic, find_device
 from .run.files import write_file
-from .run.network import AUTOCAST, Network
+from .run.network import AUTOCAST, Network, set_float32_arithmetic
 
 Body = Callable[[], object]
 
@@ -161,9 +160,7 @@ def _training_body(
     y = torch.randint(0, 10, (config.batch,), device=device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
-        kind = "tf32" if config.precision == "tf32" else "ieee"
-        torch.backends.cuda.matmul.fp32_precision = kind
-        torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+        set_float32_arithmetic(config.precision)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.to(memory_format=torch.channels_last)
     network = Network(model, device, config.precision, compiled=config.compile)
@@ -190,12 +187,7 @@ def _training_body(
 
 def _graph(step: Body) -> Body:
     """The step as a CUDA graph, without an optimizer of ours."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
+    run_beside(lambda: [step() for _ in range(3)])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -307,44 +299,3 @@ def host_reads(body: Body) -> int:
     with _HostReads() as reads:
         body()
     return int(reads.count)
-
-
-# ---- printing
-
-
-def run_and_print(config: BenchConfig) -> None:
-    """The figures as tables."""
-    console = Console()
-    with console.status("timing"):
-        figures = run(config)
-    network = f"{config.model}, batch {config.batch}, {config.precision}{', compiled' if config.compile else ''}"
-    table = headed_table(f"a training step of {network} on {figures['device']}", *_BENCH_HEADINGS)
-    for row in figures["training"]:
-        table.add_row(*_bench_cells(row))
-    console.print(table)
-    for part in figures["own_work"]:
-        copy = next(row["milliseconds"] for row in part["rows"] if row["name"] == "copy")
-        table = headed_table(
-            f"the optimizer's own work on {part['parameters']:,} parameters", *_BENCH_HEADINGS, "of copy's"
-        )
-        for row in part["rows"]:
-            # SR2 must move 16 bytes per parameter (x and v read, x and the kept x written), a copy moves 8.
-            share = f"{200 * copy / row['milliseconds']:.0f} %" if row["name"].startswith("sr2") else ""
-            table.add_row(*_bench_cells(row), share)
-        console.print(table)
-    if config.out is not None:
-        print(f"the figures are in {config.out}")
-
-
-_BENCH_HEADINGS = ("name", "ms", "x SGD", "from", "to", "peak MB", "host reads")
-
-
-def _bench_cells(row: dict[str, Any]) -> list[str]:
-    peak, reads = row["peak_bytes"], row["host_reads"]
-    return [
-        row["name"],
-        f"{row['milliseconds']:.3f}",
-        *(f"{row[name]:.2f}" for name in ("ratio", "ratio_low", "ratio_high")),
-        "" if peak is None else f"{peak / 1e6:.1f}",
-        "" if reads is None else str(reads),
-    ]

@@ -181,7 +181,7 @@ def bench(config: Annotated[BenchConfig, arg(name="")] = BenchConfig()) -> None:
     Args:
         config: what to time.
     """
-    from .bench import run_and_print
+    from .bench_table import run_and_print
 
     run_and_print(config)
 

@@ -61,7 +61,7 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
     with _as_user_errors():
         if (kappa := options.get("batch_growth")) is not None:
             options["batch_growth"] = optim.BatchGrowth(kappa, config.batch, largest=config.largest_batch)
-        if options.pop("cooldown", None) is not None and "cooldown" in takes:  # else the run lowers lr
+        if options.pop("cooldown", None) is not None and cools_by_itself(config.optimizer):
             options["cooldown"] = cooldown_steps(config, steps)
         options |= {name: value for name, value in _given(config).items() if name in takes or name == "penalize"}
         try:
@@ -105,6 +105,11 @@ def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:
         return None
     first = max(1, round((1 - float(share)) * steps))
     return first, max(first + 1, steps)
+
+
+def cools_by_itself(optimizer: str) -> bool:
+    """Whether the optimizer of that name is told its cooldown; else the run lowers its learning rate."""
+    return "cooldown" in parameters(registry.find_optimizer(optimizer))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...optim.capture import run_beside
 from ...zeros import sparsity
 from .problem import Problem
 
@@ -41,11 +42,7 @@ class CapturedSums:
     def __init__(self, problem: Problem) -> None:
         self._problem, self._test = problem, problem.test
         self._x, self._y = (t.clone() for t in next(iter(self._test)))
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            _sums(problem, self._x, self._y)
-        torch.cuda.current_stream().wait_stream(side)
+        run_beside(lambda: _sums(problem, self._x, self._y))
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._result = _sums(problem, self._x, self._y)

@@ -15,6 +15,13 @@ AUTOCAST = {"bf16": torch.bfloat16}
 """The dtype of autocast, in the precisions that have one."""
 
 
+def set_float32_arithmetic(precision: str) -> None:
+    """Whether CUDA multiplies float32 matrices in tf32: a switch of the whole process."""
+    kind = "tf32" if precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = kind
+    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+
+
 class Network:
     """A model computed in fp32, tf32 or bf16; its parameters stay float32.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -86,6 +87,7 @@ def _is_int(parameter: inspect.Parameter) -> bool:
     return "int" in words and "float" not in words
 
 
+@functools.cache
 def described(constructor: Callable[..., Any]) -> dict[str, str]:
     """What the docstring of a constructor says about each of its arguments: the first clause.
 

@@ -15,7 +15,7 @@ from ..data import Batches, EvalBatches, eval_batches, load
 from ..errors import UserError
 from ..models import build
 from .config import RunConfig
-from .network import Network
+from .network import Network, set_float32_arithmetic
 
 EVAL_BATCH = 500
 T = TypeVar("T")
@@ -113,8 +113,6 @@ class Problem:
 
 
 def _set_up_cuda(precision: str, deterministic: bool) -> None:
-    kind = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = kind
-    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+    set_float32_arithmetic(precision)
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic  # the fastest algorithms of this process, not of every process

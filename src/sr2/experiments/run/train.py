@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...optim import Certificate
 from ..tasks import Score
-from .build import checked, cooldown_steps, make_optimizer
+from .build import checked, cooldown_steps, cools_by_itself, make_optimizer
 from .config import RunConfig
 from .evaluate import SMALL, evaluate, histogram, layers, percent_zero
 from .events import events
@@ -48,7 +48,8 @@ class Trainer:
         largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
         steps = config.epochs * len(self.problem.batches)
         self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), self.problem.model, steps)
-        self.view = OptimizerView(self.optimizer, config.batch, cooldown_steps(config, steps))
+        cooldown = None if cools_by_itself(config.optimizer) else cooldown_steps(config, steps)
+        self.view = OptimizerView(self.optimizer, config.batch, cooldown)
         captured = self.view.captures and self.problem.device.type == "cuda"
         self.runner = (CapturedRunner if captured else StepRunner)(self.problem, self.view)
         self.epoch = 0

@@ -31,7 +31,7 @@ class OptimizerView:
 
     A `ProximalOptimizer` needs `step`, `state_dict` and `load_state_dict`, and no more. What else it may have, under
     these names: `sigma`, `counts` and `figures` (the rows of an epoch), `batch_size` and `batch_growth` (batches that
-    grow), `converged` and `stationarity` (an end before the last epoch), `estimate_sigma`, `cooldown`, `capturable`.
+    grow), `converged` and `stationarity` (an end before the last epoch), `estimate_sigma`, `capturable`.
 
     >>> from sr2 import L1, ProxGEN
     >>> model = torch.nn.Linear(2, 1)
@@ -42,12 +42,12 @@ class OptimizerView:
     Args:
         optimizer: to be asked.
         batch: examples per step, unless the optimizer asks for another number.
-        cooldown: the first and the last step of a cooldown, where the optimizer has none of its own.
+        cooldown: the first and the last step of a cooldown that lowers the learning rate, if there is to be one.
     """
 
     def __init__(self, optimizer: ProximalOptimizer, batch: int, cooldown: tuple[int, int] | None = None) -> None:
         self.optimizer, self._batch = optimizer, batch
-        self._cooldown = None if hasattr(optimizer, "cooldown") else cooldown
+        self._cooldown = cooldown
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups] if self._cooldown else []
 
     def _ask(self, name: str, missing: Any = None) -> Any:
