@@ -195,10 +195,12 @@ class Interrupted(nn.Module):
 
 @pytest.mark.parametrize("error", [RuntimeError("disk on fire"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("foreach", [False, True, None])
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "metric": "adam"}], ids=["plain", "momentum"])
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": 0.9, "metric": "adam", "sigma": 200.0}], ids=["plain", "momentum"]
+)
 def test_an_exception_in_the_trial_leaves_no_trace(error, foreach, options):
     model = Interrupted(small_network(), error)
-    optimizer = SR2(model, L1(1e-2), sigma=2.0, foreach=foreach, **options)
+    optimizer = SR2(model, L1(1e-2), foreach=foreach, **{"sigma": 2.0} | options)
     closure = forward_only(model, optimizer)
     for _ in range(3):
         optimizer.step(closure)
