@@ -12,13 +12,14 @@ from .regularizers import (
     ElasticNet,
     GroupL0,
     GroupL2,
+    KeepZeros,
     L0Ball,
     Lp,
     Nuclear,
     Rank,
     Regularizer,
 )
-from .zeros import prune_, sparsity
+from .zeros import keep_zeros, prune_, sparsity
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ __all__ = [
     "ElasticNet",
     "GroupL0",
     "GroupL2",
+    "KeepZeros",
     "L0Ball",
     "Lp",
     "Nuclear",
@@ -43,6 +45,7 @@ __all__ = [
     "Regularizer",
     "certificate",
     "directions",
+    "keep_zeros",
     "metrics",
     "param_groups",
     "prune_",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import L0, L1, MCP, NM, SR2, GroupL2, L0Ball, Nuclear, ProxGEN, ProxSGD, param_groups
+from sr2 import L0, L1, MCP, SR2, L0Ball, Nuclear, ProxGEN, ProxSGD, Rank, param_groups
 
 
 class Everything(nn.Module):
@@ -163,15 +163,14 @@ WRONG = [
     (SR2, (), {"sigma": 1.0, "metric": "adma"}, ValueError, "did you mean 'adam'"),
     (SR2, (), {"sigma": 1.0, "metric": 3}, ValueError, "one of adam, adagrad, rmsprop, andrei"),
     (SR2, (), {"sigma": 1.0, "penalize": "biases"}, ValueError, "'weights' or 'all', and is 'biases'"),
-    (SR2, (L0Ball(k=2),), {"sigma": 1.0, "metric": "adam"}, ValueError, r"L0Ball\(.*is not separable.*metric=None"),
-    (SR2, (NM(2, 4),), {"sigma": 1.0, "metric": "adam"}, ValueError, "not separable"),
-    (SR2, (GroupL2(0.1, "rows"),), {"sigma": 1.0, "metric": "andrei"}, ValueError, "Andrei"),
+    (SR2, (Rank(2),), {"sigma": 1.0, "metric": "adam"}, ValueError, r"Rank\(.*one step per tensor.*metric=None"),
+    (SR2, (Nuclear(0.1),), {"sigma": 1.0, "metric": "andrei"}, ValueError, "Andrei"),
     (ProxGEN, (L1,), {}, TypeError, "Regularizer"),
     (ProxGEN, (), {"lr": 0.0}, ValueError, "ProxGEN: lr must be a number above 0"),
     (ProxGEN, (), {"lr": -1.0}, ValueError, "lr"),
     (ProxGEN, (), {"momentum": 1.0}, ValueError, "ProxGEN: momentum"),
     (ProxGEN, (), {"weight_decay": -1.0}, ValueError, "weight_decay"),
-    (ProxGEN, (Nuclear(0.1),), {"metric": "adam"}, ValueError, "not separable"),
+    (ProxGEN, (Nuclear(0.1),), {"metric": "adam"}, ValueError, "gives one per entry"),
     (ProxSGD, (), {"lr": 0.0}, ValueError, "ProxSGD: lr"),
     (ProxSGD, (), {"lr_decay": -0.5}, ValueError, "lr_decay"),
     (ProxSGD, (), {"rho": 0.0}, ValueError, "rho"),

@@ -62,7 +62,7 @@ def test_any_shape_dtype_layout_and_scale(
     x = laid_out(torch.where(torch.rand(shape, generator=generator) < 0.2, 0.0, x), layout)
     before = x.clone()
 
-    kinds = ["float", "tensor"] + ["entries"] * case.separable
+    kinds = ["float", "tensor"] + ["entries"] * case.diagonal
     kind = data.draw(st.sampled_from(kinds))
     given_step: float | Tensor = step
     if kind == "tensor":
@@ -141,5 +141,5 @@ def test_nan_is_not_swallowed(case: RegularizerCase) -> None:
     if case.regularizer.__class__.__name__ in ("Nuclear", "Rank") or getattr(case.regularizer, "k", None) == 0:
         return
     x = torch.tensor([[float("nan"), 1.0], [2.0, 3.0]])
-    for step in (1.0, torch.tensor(1.0), *([torch.ones(2, 2), torch.full((2, 2), 50.0)] if case.separable else [])):
+    for step in (1.0, torch.tensor(1.0), *([torch.ones(2, 2), torch.full((2, 2), 50.0)] if case.diagonal else [])):
         assert case.regularizer.prox(x, step).isnan().any()
