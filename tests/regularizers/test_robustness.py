@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal, getcontext
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sr2.regularizers import Box, GroupL0, GroupL2
-from tests.registry import REGULARIZERS, RegularizerCase
+from sr2.regularizers.grouping import Groups
+from tests.registry import REGULARIZERS, RegularizerCase, each_entry
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
@@ -127,6 +130,32 @@ def test_group_norms_neither_under_nor_overflow_in_float32(size: float) -> None:
     assert not GroupL2(1.0).prox(x, 5.01 * size).any()
     assert GroupL0(1.0).value(x) == 1
     torch.testing.assert_close(float(GroupL2(1.0).value(x)) / size, 5.0, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("groups", ["rows", each_entry], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_group_far_above_its_threshold_is_rounded_to_the_nearest(groups: Groups, dtype: torch.dtype) -> None:
+    """x (1 - t / |x|) with a rounded factor moved x by its last place where t is a third of that: worse than z = x."""
+    generator = torch.Generator().manual_seed(0)
+    x = (1 + torch.rand(400, 1, generator=generator, dtype=torch.float64)).to(dtype)  # last places of eps
+    t = 0.3 * torch.finfo(dtype).eps
+    assert torch.equal(GroupL2(1e-3, groups).prox(x, t / 1e-3), x)
+    assert torch.equal(GroupL2(1e-3, groups).prox(-x, torch.tensor(t / 1e-3)), -x)
+
+
+def test_a_large_group_is_not_worse_than_where_it_was() -> None:
+    """Found by fuzzing: in exact arithmetic the objective at z was above that at x."""
+    x = torch.tensor([2.48941382229664e16, 2.205766826469539e16, 1.1303958527877796e16], dtype=torch.float64)
+    lam, step = 1e-3, 2078.913999562389
+    z = GroupL2(lam, lambda x: torch.zeros(x.shape, dtype=torch.int64)).prox(x, step)
+
+    def exactly(z: Tensor) -> Decimal:
+        getcontext().prec = 60
+        norm = sum(Decimal(v) ** 2 for v in z.tolist()).sqrt()
+        shift = sum((Decimal(a) - Decimal(b)) ** 2 for a, b in zip(z.tolist(), x.tolist(), strict=True))
+        return Decimal(lam) * norm + shift / (2 * Decimal(step))
+
+    assert exactly(z) <= exactly(x)
 
 
 def test_a_group_norm_that_overflows_float64_keeps_its_group() -> None:

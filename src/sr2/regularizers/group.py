@@ -62,7 +62,11 @@ class GroupL2(_Grouped):
         groups, t = self._grouping(x), self.lam * step
         norms = groups.norm(x)
         norms = norms.clamp_max(torch.finfo(norms.dtype).max)  # an overflow must not become inf / inf
-        return x * groups.spread(torch.where(norms <= t, 0.0, (norms - t) / norms).to(x.dtype))
+        # A factor near 1 would round the shift x t / |x| away, and move x by a unit of its last place in its stead.
+        near = norms <= 2 * t
+        factor = torch.where(near, torch.where(norms <= t, 0.0, (norms - t) / norms), 1.0)
+        shift = torch.where(near, 0.0, t / norms)
+        return x * groups.spread(factor.to(x.dtype)) - x * groups.spread(shift.to(x.dtype))
 
     def _prox_in_a_metric(self, x: Tensor, step: Tensor) -> Tensor:
         if self.lam == 0 or x.numel() == 0:
@@ -95,7 +99,8 @@ class GroupL2(_Grouped):
         for _ in range(_TANGENTS):
             low = torch.maximum(low, norm_and_tangent(low)[1])
         r = groups.spread(torch.where(zero, 0.0, low))
-        return (x * (r / (r + t).clamp_min(tiny))).to(x.dtype)
+        sums = (r + t).clamp_min(tiny)
+        return torch.where(r > t, x - x * (t / sums), x * (r / sums)).to(x.dtype)  # as above: no factor near 1
 
 
 @dataclass(frozen=True, repr=False)
