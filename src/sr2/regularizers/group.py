@@ -10,7 +10,7 @@ from torch import Tensor
 from .base import Regularizer, Step, check_number, one_per_entry
 from .grouping import Grouping, Groups, check_groups, grouping, groups_in_words
 
-_BISECTIONS, _TANGENTS = 9, 7
+_BISECTIONS, _TANGENTS = 6, 5
 """Relative error of |z_g| below 1e-12 for steps that differ by up to 1e12 within a group, measured."""
 
 

@@ -14,7 +14,7 @@ from ..numerics import like, wide
 from .base import Step, check_integer, check_number
 from .budget import Budget
 from .grouping import Grouping, Groups, check_groups, grouping, groups_in_words
-from .selection import largest
+from .selection import largest, largest_of_each
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,7 +160,7 @@ def _keep(scores: Sequence[Tensor], floors: Sequence[int], k: int | Tensor) -> T
     together = torch.cat(list(scores))
     if not any(floors):
         return largest(together, k)
-    own = torch.cat([largest(s, least) for s, least in zip(scores, floors, strict=True)])
+    own = largest_of_each(scores, floors)
     return own | largest(together.masked_fill(own, -1.0), k - sum(floors))
 
 
