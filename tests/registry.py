@@ -181,14 +181,16 @@ def _numbers(x: Array, groups: Any) -> Any:
 
 
 def _l0_ball(
-    k: int | None = None, density: float | None = None, groups: Any = None, floor: float = 0.1
+    k: int | None = None, density: float | None = None, groups: Any = None, floor: float | None = None
 ) -> RegularizerCase:
+    share = floor if floor is not None else 0.1 if k is None else 0.0
+
     def limits(xs: list[Array]) -> tuple[list[Any], int, list[int]]:
         """Each entry's group, the budget, and what every tensor has of it for itself."""
         numbers = [_numbers(x, groups or each_entry) for x in xs]
         sizes = [len(np.unique(n)) for n in numbers]
         budget = k if k is not None else round((density or 0.0) * sum(sizes))
-        return numbers, budget, oracles.floors(sizes, budget, 0.0 if callable(groups) else floor)
+        return numbers, budget, oracles.floors(sizes, budget, 0.0 if callable(groups) else share)
 
     def value(xs: list[Array]) -> float:
         numbers, budget, floors = limits(xs)
@@ -304,6 +306,7 @@ REGULARIZERS: list[RegularizerCase] = [
     _l0_ball(k=2),
     _l0_ball(k=0),
     _l0_ball(k=50),
+    _l0_ball(k=4, floor=0.5),
     _l0_ball(density=0.3),
     _l0_ball(density=0.3, floor=0.0),
     _l0_ball(density=0.5, floor=1.0),
@@ -356,7 +359,7 @@ WRONG_REGULARIZERS: list[Wrong] = [
     *(Wrong(lambda k=k: L0Ball(k=k), ValueError, "k must be an integer of at least 0") for k in (-1, 1.5, 2.0, True)),
     *(Wrong(lambda d=d: L0Ball(density=d), ValueError, "density must be a number") for d in (-0.1, 1.1, "1")),
     *(Wrong(lambda r=r: Rank(r), ValueError, "r must be an integer of at least 0") for r in (-1, 1.0)),
-    *(Wrong(lambda f=f: L0Ball(1, floor=f), ValueError, "floor must be a number") for f in (-0.1, 1.1, None, "1")),
+    *(Wrong(lambda f=f: L0Ball(1, floor=f), ValueError, "floor must be a number") for f in (-0.1, 1.1, "1")),
     Wrong(lambda: L0Ball(1, groups="kernels"), ValueError, "L0Ball: groups must be .* a callable, and is 'kernels'"),
     Wrong(lambda: L0Ball(1, groups=each_entry).at_strength(0.5), TypeError, "share must be a 0-dim tensor"),
     Wrong(lambda: L1(1.0).at_strength(torch.ones(2)), TypeError, "share must be a 0-dim tensor"),

@@ -174,6 +174,8 @@ def test_a_floor_keeps_every_tensor_alive() -> None:
     assert [int(z.count_nonzero()) for z in L0Ball(density=0.1, floor=1).prox([large, small], 1.0)] == [200, 150]
     assert L0Ball(density=0.1).value(plain) == torch.inf  # what is kept for the small one is not the large one's
     assert L0Ball(density=0.1).floors([2000, 1500]) == [20, 15]
-    assert L0Ball(k=3).floors([10, 10, 10]) == [0, 0, 0]  # too few to share out
-    assert L0Ball(k=8).floors([10, 10, 10]) == [1, 1, 1]
+    assert L0Ball(k=350).floors([2000, 1500]) == [0, 0]  # taken at its word
+    assert L0Ball(k=350, floor=0.1).floors([2000, 1500]) == [20, 15]
+    assert L0Ball(density=0.1).floors([10, 10, 10]) == [0, 0, 0]  # too few to share out
+    assert L0Ball(density=0.25).floors([10, 10, 12]) == [1, 1, 1]
     assert L0Ball(density=0.5, groups="rows").floors([40, 20]) == [2, 1]

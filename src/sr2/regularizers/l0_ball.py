@@ -29,15 +29,16 @@ class L0Ball(Budget):
     No tensor loses everything by accident: tensor j with n_j of the n entries has f_j = ceil(floor k n_j / n) of the k
     for itself, used or not, so that R(x) = 0 where sum_j max(nonzeros_j, f_j) <= k. Its prox keeps the f_j largest of
     every tensor and then the largest of all others, k in all: any other choice can exchange one entry for a larger one.
-    Where these floors would take more than half of k, as with a k of a few entries, they are rounded down instead,
+    Where these floors would take more than half of k, as of a budget of a few entries, they are rounded down instead,
     often to 0. floor=0 is the plain budget, and floor=1 gives all tensors the same density.
 
     Args:
         k: how many may be nonzero.
         density: their share instead, k = round(density * n), to the even number on a half. Give one of the two.
         groups: None, single entries; or as in `GroupL2`, and n counts groups.
-        floor: the least density of a tensor, as a share of that of all together; of what a callable groups there is no
-            floor, since the number of its groups is known to the device alone.
+        floor: the least density of a tensor, as a share of that of all together; None is 0.1 with a density, and 0 with
+            a k, which is taken at its word. Of what a callable groups there is no floor: the number of its groups is
+            known to the device alone.
 
     >>> L0Ball(k=2).prox([torch.tensor([1.0, -3.0]), torch.tensor([[-1.0]])], 1.0)
     [tensor([ 1., -3.]), tensor([[0.]])]
@@ -49,7 +50,7 @@ class L0Ball(Budget):
     k: int | None = None
     density: float | None = None
     groups: Groups | None = None
-    floor: float = 0.1
+    floor: float | None = None
     diagonal = True
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class L0Ball(Budget):
             check_number(self, "density", self.density, 0, 1)  # or 1 itself, the whole group
         if self.groups is not None:
             check_groups(self, self.groups)
-        if self.floor != 1:
+        if self.floor not in (None, 1):
             check_number(self, "floor", self.floor, 0, 1)
 
     def __repr__(self) -> str:
@@ -80,11 +81,13 @@ class L0Ball(Budget):
     def floors(self, counts: Sequence[int | Tensor]) -> list[int]:
         """How much of the budget each tensor has for itself, of so many entries or groups each."""
         sizes = [n for n in counts if isinstance(n, int)]
-        n = sum(sizes)
+        n, floor = sum(sizes), self.floor
+        if floor is None:
+            floor = 0.1 if self.k is None else 0.0
         k = int(self.k) if self.density is None else round(self.density * n)  # type: ignore[arg-type]
-        if len(sizes) < len(counts) or len(counts) < 2 or not self.floor or not 0 < k < n:
+        if len(sizes) < len(counts) or len(counts) < 2 or not floor or not 0 < k < n:
             return [0] * len(counts)
-        shares = [self.floor * k * size / n for size in sizes]
+        shares = [floor * k * size / n for size in sizes]
         up = [ceil(share) for share in shares]
         return up if 2 * sum(up) <= k else [int(share) for share in shares]
 
