@@ -50,3 +50,22 @@ def test_the_step_is_the_prox_in_the_metric(R):
     for x, z in zip(weights, expected, strict=True):
         torch.testing.assert_close(x.detach(), z, rtol=1e-4, atol=1e-5)
         assert ((x == 0) == (z == 0)).float().mean() > 0.99  # Adam's average rounds g^2, and near ties may turn
+
+
+@pytest.mark.parametrize("R", [L0Ball(density=0.1), L0Ball(density=0.5, groups="filters"), NM(1, 4)], ids=repr)
+def test_a_budget_is_reached(R):
+    """From everything to its own over twenty steps, by a number that is filled in place."""
+    model, loss = problem()
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    first, share = loss().detach(), torch.zeros((), dtype=torch.float64)
+    optimizer = ProxGEN(weights, R.at_strength(share), lr=0.01, momentum=0.9, metric="adam")
+    zeros = []
+    for step in range(40):
+        share.fill_(min(1.0, step / 20))
+        optimizer.step(loss)
+        zeros.append(sum(int((p == 0).sum()) for p in weights))
+    assert zeros[0] == 0
+    assert zeros[:21] == sorted(zeros[:21])
+    assert len(set(zeros[20:])) == 1
+    assert R.value(weights) == 0
+    assert loss().detach() < first
