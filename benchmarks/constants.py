@@ -56,8 +56,8 @@ def narrow(classes: int, in_shape: tuple[int, ...]) -> nn.Module:
 def thumbnails() -> list[torch.Tensor]:
     """CIFAR-10 with the means of 4 x 4 pixels as pixels."""
     data = load("cifar10")
-    small = [avg_pool2d(x.float(), 4).round().to(torch.uint8) for x in (data.train_images, data.test_images)]
-    return [small[0], data.train_labels, small[1], data.test_labels]
+    small = [avg_pool2d(x.float(), 4).round().to(torch.uint8) for x in (data.train_inputs, data.test_inputs)]
+    return [small[0], data.train_targets, small[1], data.test_targets]
 
 
 def train(width: int, regularizer: Regularizer, constants: dict[str, Any], seed: int) -> str:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 
-from sr2.experiments.config import RunConfig, checked, make_optimizer
 from sr2.experiments.errors import UserError
-from sr2.experiments.evaluate import percent_zero
-from sr2.experiments.problem import Problem
-from sr2.experiments.recipes import recipe
+from sr2.experiments.paper.recipes import recipe
+from sr2.experiments.run.build import checked, make_optimizer
+from sr2.experiments.run.evaluate import percent_zero
+from sr2.experiments.run.problem import Problem
 from sr2.optim import SR2
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     try:
         pairs = (pair.partition("=") for pair in args.settings)
         changed = {name: value(text) for name, _, text in pairs}
-        config = checked(RunConfig.from_dict({**recipe(args.cell).to_dict(), **changed}))
+        config = checked(recipe(args.cell).having(**changed))
         if config.optimizer != "sr2":
             raise UserError(
                 f"{args.cell} is a cell of {config.optimizer}, and the steps shown are SR2's: name one of sr2"

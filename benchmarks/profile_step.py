@@ -21,10 +21,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from sr2.experiments.bench import BenchConfig, Timing, _graph, interleave
-from sr2.experiments.config import checked, make_optimizer
-from sr2.experiments.problem import Problem
-from sr2.experiments.recipes import recipe
-from sr2.experiments.runner import CapturedRunner
+from sr2.experiments.paper.recipes import recipe
+from sr2.experiments.run.build import checked, make_optimizer
+from sr2.experiments.run.problem import Problem
+from sr2.experiments.run.runner import CapturedRunner
+from sr2.experiments.run.view import OptimizerView
 from sr2.optim import CapturedStep
 
 KINDS = {  # the first that fits
@@ -57,7 +58,8 @@ def compare_with_sgd(problem: Problem, runner: CapturedRunner) -> dict[str, dict
         with torch.no_grad():
             problem.loss(x, y)
 
-    sr2 = CapturedStep(runner.optimizer, lambda: runner.optimizer.step(lambda: problem.loss(x, y)[0]))
+    optimizer = runner.view.optimizer
+    sr2 = CapturedStep(optimizer, lambda: optimizer.step(lambda: problem.loss(x, y)[0]))
     bodies = {"sgd": _graph(step_sgd), "sr2": sr2, "forward": _graph(forward)}
     timings = [Timing(name) for name in bodies]
     interleave(list(bodies.values()), timings, BenchConfig(steps=20, repeats=9), problem.device)
@@ -87,7 +89,7 @@ def main() -> None:
         recipe(args.cell), device="cuda", precision=args.precision, compile=not args.eager, penalize="weights"
     )
     problem = Problem(checked(config))
-    runner = CapturedRunner(problem, make_optimizer(config, problem.model))
+    runner = CapturedRunner(problem, OptimizerView(make_optimizer(config, problem.model), config.batch))
     seconds = []
     for epoch in range(args.epochs):
         problem.model.train()

@@ -10,7 +10,6 @@ batches of training. A run that is not finished gives its checkpoint.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import statistics
 from itertools import islice
@@ -19,9 +18,9 @@ from pathlib import Path
 import torch
 
 from sr2.experiments.errors import UserError
-from sr2.experiments.network import Network
-from sr2.experiments.problem import Problem
-from sr2.experiments.store import RunStore, read_run, read_weights
+from sr2.experiments.run.network import Network
+from sr2.experiments.run.problem import Problem
+from sr2.experiments.run.store import RunStore, read_run, read_weights
 
 SHARES = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-6)
 """Of f, promised."""
@@ -30,7 +29,7 @@ SHARES = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-6)
 def trained(folder: Path) -> Problem:
     """The problem of a run on the CPU, with the weights that it has got to."""
     record = read_run(folder)
-    problem = Problem(dataclasses.replace(record.config, device="cpu", compile=False, precision="fp32"))
+    problem = Problem(record.config.having(device="cpu", compile=False, precision="fp32"))
     state = None if record.result else RunStore(folder, record.config).load_checkpoint()
     problem.model.load_state_dict(state["model"] if state else read_weights(folder))
     return problem

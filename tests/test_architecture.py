@@ -18,6 +18,8 @@ import sr2
 import sr2.optim
 import sr2.regularizers
 
+from .hook import HOOK
+
 SOURCE = Path(sr2.__file__).parent
 FLOORS = [
     "numerics",
@@ -34,23 +36,8 @@ DESIGNED = [
     *("L1", "L0", "Lp", "L0Ball", "ElasticNet", "MCP", "SCAD", "Box", "GroupL2", "GroupL0", "NM", "Nuclear", "Rank"),
     *("sparsity", "prune_", "param_groups", "Regularizer"),
 ]
-PARTS = ["rules", "directions", "metrics", "schedules"]  # modules of what a user may exchange
-ADDED = ["BatchGrowth", "certificate", "KeepZeros", "keep_zeros"]  # beyond design.md's list
-HOOK = """
-import sys
-class Clean:
-    '''As if nothing but torch, numpy and what torch itself needs were installed.'''
-    hidden = set("matplotlib rich sklearn PIL tyro safetensors scipy pandas tensorboard tqdm hypothesis pytest skglm "
-                 "pyproximal torchvision".split())
-    def __init__(self, finders):
-        self.finders = finders
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in self.hidden:
-            return None
-        found = (finder.find_spec(name, path, target) for finder in self.finders)
-        return next((spec for spec in found if spec is not None), None)
-sys.meta_path[:] = [Clean(list(sys.meta_path))]
-"""
+PARTS = ["rules", "directions", "metrics", "schedules", "averaging"]  # modules of what a user may exchange
+ADDED = ["BatchGrowth", "certificate", "recalibrate_", "KeepZeros", "keep_zeros"]  # beyond design.md's list
 
 
 def modules(package=""):
@@ -177,13 +164,10 @@ def test_the_import_graph_has_no_cycle():
     """Of files, imports inside functions and for types alone included."""
     files = {".".join(parts).removesuffix(".__init__"): (parts, tree) for parts, tree in modules()}
     graph = {
-        here: {
-            there for name in imported(parts, tree) for there in (".".join(name), ".".join(name[:-1])) if there in files
-        }
-        for here, (parts, tree) in files.items()
+        here: {name if (name := ".".join(names)) in files else name.rpartition(".")[0] for names in imported(*of)}
+        for here, of in files.items()
     }
-    for here, there in graph.items():  # a package's own door is no file that its rooms import
-        there -= {here, "sr2"}
+    graph = {here: {there for there in found if there in files} - {here, "sr2"} for here, found in graph.items()}
     order = graphlib.TopologicalSorter(graph)
     order.prepare()
 

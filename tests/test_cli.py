@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,8 @@ import pytest
 
 import sr2
 from sr2.cli import main
-
-COMMANDS = ["train", "compare", "prune", "report", "data", "data fetch", "data check", "paper", "paper run"]
+from sr2.experiments.commands import COMMANDS
+from sr2.experiments.run.config import FIRST_OPTIONS, RunConfig
 
 
 def helps(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -32,15 +34,64 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], command: str)
 
 
 def test_every_setting_is_a_flag_with_words(capsys: pytest.CaptureFixture[str]) -> None:
-    import dataclasses
-
-    from sr2.experiments.config import RunConfig
-
     said = helps(capsys, "train")
-    for field in dataclasses.fields(RunConfig):
-        flag = field.name.replace("_", "-")
+    for name in {**RunConfig().flat(), **dict.fromkeys(FIRST_OPTIONS), "opt": ()}:
+        flag = name.replace("_", "-")
         assert f"--{flag} " in said or f"--no-{flag} " in said
     assert "lambda, the weight of the regularizer" in said
+
+
+def test_help_has_groups_with_the_three_that_matter_first_and_real_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    said = helps(capsys, "train")
+    first, *groups = re.split(r"^ (?:\w+ )?options +$", said, flags=re.MULTILINE)[1:]
+    said = " ".join(said.split())
+    assert re.findall(r" --(\w+)", first) == ["help", "data", "model", "lam"]
+    assert len(groups) == 4
+    for option, default in {
+        "eta2": "0.99",
+        "gamma1": "5.56",
+        "sigma": "auto",
+        "lr": "ProxGEN 0.001, ProxSGD 0.06",
+    }.items():
+        assert re.search(rf"--{option} [^(]*(\([^d][^)]*\)[^(]*)*\(default: {default}\)", said), option
+
+
+OWN = """
+from sr2 import ProxGEN
+def mine(model, regularizer, *, penalize, lr=0.5, every: int = 2):
+    made = ProxGEN(model, regularizer, lr=lr, penalize=penalize)
+    print("told", lr, every)
+    return made
+def careful():
+    from sr2.rules import Ratio
+    print("asked for a rule")
+    return Ratio(eta1=0.1, gamma1=3.0)
+"""
+
+
+def test_options_reach_any_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own_optimizer_of_cli.py").write_text(OWN)
+    quick = ["train", "--model", "mlp", "--epochs", "1", "--batch", "400"]
+    assert main([*quick, "--optimizer", "own_optimizer_of_cli:mine", "--opt", "lr=0.1", "every=3"]) == 0
+    assert "told 0.1 3\n" in capsys.readouterr().out
+    assert main([*quick, "--opt", "eta2=0.9", "gamma1=2"]) == 0
+    assert main([*quick, "--eta2", "0.9", "--gamma1", "2.0"]) == 0
+    assert "is finished already" in capsys.readouterr().out  # a flag is another way to write the same option
+    assert main([*quick, "--opt", "rule=own_optimizer_of_cli:careful"]) == 0
+    assert "asked for a rule" in capsys.readouterr().out
+    for flags, words in {
+        ("--opt", "rule=own_optimizer_of_cli:nothing"): "option 'own_optimizer_of_cli:nothing' could not be imported",
+        ("--eta2", "0.9", "--opt", "eta2=0.8"): "--opt 'eta2=0.8' is not an option: it is given by --eta2 too",
+        ("--opt", "eta2"): "--opt 'eta2' is not an option: write each one once, as key=value",
+        ("--opt", "lr=1"): "sr2 has no option lr: its options are sigma, eta1",
+        ("--opt", "capturable=true"): "sr2 has no option capturable",
+        ("--eta2", "high"): "eta2 must be",
+    }.items():
+        assert main([*quick, *flags]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_version_and_module() -> None:
@@ -101,6 +152,79 @@ def test_a_missing_extra_is_one_sentence(module: str, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert "sr2[experiments]" in done.stderr
     assert not list(tmp_path.rglob("config.json"))  # before anything started
+
+
+def test_an_interrupt_while_it_is_still_importing_is_one_sentence(tmp_path: Path) -> None:
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tyro":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from sr2.cli import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code, "train"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped before anything began\n")
+
+
+TRAP = """
+from pathlib import Path
+Path("was-imported").touch()
+from torch import nn
+def net(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+def test_what_reads_runs_imports_no_code_that_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "trap_of_cli", raising=False)
+    Path("trap_of_cli.py").write_text(TRAP)
+    assert main(["train", "--model", "trap_of_cli:net", "--epochs", "1", "--batch", "400"]) == 0
+    mark, (folder,) = Path("was-imported"), Path("runs").iterdir()
+    config = (folder / "config.json").read_text()
+    for setting in ("model", "data", "optimizer", "regularizer"):
+        mark.unlink(missing_ok=True)
+        monkeypatch.delitem(sys.modules, "trap_of_cli", raising=False)
+        named = {**json.loads(config), "model": "mlp", setting: "trap_of_cli:net"}
+        (folder / "config.json").write_text(json.dumps(named))
+        assert main(["report", "runs"]) == 0
+        assert main(["paper", "list"]) == 0
+        assert main(["paper", "report"]) == 0
+        capsys.readouterr()
+        assert main(["prune", "runs"]) == 2
+        error = capsys.readouterr().err
+        if setting in ("model", "data"):
+            assert f"{folder}/config.json names the code trap_of_cli:net: if you know it, add --trust" in error
+        else:
+            assert "was trained with another mlp" in error  # which it has got to
+        assert not mark.exists(), setting
+    (folder / "config.json").write_text(config)
+    assert main(["prune", "runs", "--trust"]) == 0
+    assert mark.exists()
+
+
+def test_a_damaged_run_is_named_and_the_others_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in ("0", "1"):
+        assert main(["train", "--model", "mlp", "--epochs", "1", "--batch", "400", "--seed", seed]) == 0
+    first, second = sorted(Path("runs").iterdir())
+    (first / "metrics.jsonl").write_text("{")
+    capsys.readouterr()
+    for command in ("report runs", "prune runs", "paper list"):
+        assert main(command.split()) == 0
+        said = capsys.readouterr()
+        assert said.err.startswith(f"skipped: {first}/metrics.jsonl is damaged ")
+        assert said.err.count("\n") == 1
+    assert "1 × 1" in Path("runs/report/tables.md").read_text()
+    (second / "result.json").write_text("[]")
+    assert main(["report", "runs"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {first}/metrics.jsonl is damaged ")
 
 
 def test_data_commands(capsys: pytest.CaptureFixture[str]) -> None:

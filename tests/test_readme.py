@@ -12,8 +12,8 @@ import torch
 
 import sr2
 from sr2.cli import main
-from sr2.experiments.store import find_runs
-from sr2.experiments.tables import summary
+from sr2.experiments.paper.summary import summary
+from sr2.experiments.run.store import find_runs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_the_commands_run(tmp_path, monkeypatch, capsys):
 
 
 def test_the_recipe_that_is_named_exists():
-    from sr2.experiments.recipes import cells
+    from sr2.experiments.paper.recipes import cells
 
     named = re.findall(r"sr2 paper run (\S+)", README)
     assert named

@@ -10,9 +10,10 @@ import pytest
 
 import sr2
 
-from .test_architecture import HOOK
+from .hook import HOOK
 
 ROOT = Path(__file__).parents[1]
+DATA = ("sr2/experiments/report/page.html", "sr2/experiments/paper/tables.json")
 
 
 def run(*command, **options):
@@ -40,7 +41,14 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
         (metadata,) = [n for n in names if n.endswith("METADATA")]
         words = archive.read(metadata).decode()
     assert {n.split("/")[0].split("-")[0] for n in names} == {"sr2"}
-    for expected in ("sr2/__init__.py", "sr2/py.typed", "sr2/optim/sr2.py", "sr2/regularizers/l1.py", "sr2/zeros.py"):
+    for expected in (
+        "sr2/__init__.py",
+        "sr2/py.typed",
+        "sr2/optim/sr2.py",
+        "sr2/regularizers/l1.py",
+        "sr2/zeros.py",
+        *DATA,
+    ):
         assert expected in names
     assert any(n.endswith("LICENSE") for n in names)
     needed = [line for line in words.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]

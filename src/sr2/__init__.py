@@ -1,7 +1,8 @@
 """sr2: train sparse PyTorch networks under nonsmooth regularizers, without a learning rate to tune."""
 
-from . import directions, metrics, rules, schedules
+from . import averaging, directions, metrics, rules, schedules
 from .optim import SR2, BatchGrowth, ProxGEN, ProxSGD, certificate, param_groups
+from .recalibrate import recalibrate_
 from .regularizers import (
     L0,
     L1,
@@ -43,12 +44,14 @@ __all__ = [
     "ProxSGD",
     "Rank",
     "Regularizer",
+    "averaging",
     "certificate",
     "directions",
     "keep_zeros",
     "metrics",
     "param_groups",
     "prune_",
+    "recalibrate_",
     "rules",
     "schedules",
     "sparsity",

@@ -20,9 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from .experiments.commands import run
         from .experiments.errors import UserError
-        from .experiments.train import StoppedError
+        from .experiments.run.stop import StoppedError
     except ModuleNotFoundError as error:
         return _missing(error)
+    except KeyboardInterrupt:
+        return _say("stopped before anything began", 130)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from sr2.cli import main
-from sr2.experiments.store import WEIGHTS, RunRecord, find_runs
-
-from .test_resume import NET, same_run
+from sr2.experiments.run.store import WEIGHTS, RunRecord, find_runs
+from tests.experiments.tools.runs import NET, same_run
 
 PARTS = ["bound", "step_term", "variance_term", "delta", "residual", "residual_error", "lipschitz", "sigma"]
 
@@ -132,7 +131,9 @@ def test_a_damaged_one_is_said_to_be_so() -> None:
         (["--metric", "adam"], "plain gradients: leave out momentum"),
     ],
 )
-def test_refused_before_anything_starts(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_named_before_anything_starts(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train("--certificate", *flags) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")

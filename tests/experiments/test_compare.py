@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from sr2.cli import main
-from sr2.experiments.compare import Grid, expand
 from sr2.experiments.errors import UserError
-from sr2.experiments.store import find_runs
+from sr2.experiments.run.compare import Grid, expand
+from sr2.experiments.run.store import find_runs
 
 
 def test_the_grid() -> None:
-    runs, left_out = expand(Grid(seeds=(0, 1)))
+    runs, left_out = expand(Grid.of(seeds=(0, 1)))
     assert len(runs) == (3 * 2 - 1) * 3 * 2
     assert len({run.key for run in runs}) == len(runs)
     (sentence,) = left_out
@@ -22,14 +22,16 @@ def test_the_grid() -> None:
 
 
 def test_options_go_to_the_optimizers_that_have_them() -> None:
-    runs, _ = expand(Grid(optimizers=("sr2", "proxgen,lr=0.5", "proxsgd"), regularizers=("l1",), lams=(1.0,), lr=0.1))
-    assert [run.lr for run in runs] == [None, 0.5, 0.1]
-    runs, _ = expand(Grid(optimizers=("proxsgd,rho=none,metric=none",), regularizers=("l1",), lams=(1.0,)))
-    assert (runs[0].rho, runs[0].metric) == ("none", "none")
+    runs, _ = expand(
+        Grid.of(optimizers=("sr2", "proxgen,lr=0.5", "proxsgd"), regularizers=("l1",), lams=(1.0,), lr=0.1)
+    )
+    assert [run.options.get("lr") for run in runs] == [None, 0.5, 0.1]
+    runs, _ = expand(Grid.of(optimizers=("proxsgd,rho=none,metric=none",), regularizers=("l1",), lams=(1.0,)))
+    assert runs[0].options == {"rho": "none", "metric": "none"}
 
 
 def test_a_regularizer_without_lambda_is_one_run() -> None:
-    runs, _ = expand(Grid(optimizers=("sr2",), regularizers=("nm,n=1,m=4", "lp,p=0.5", "none")))
+    runs, _ = expand(Grid.of(optimizers=("sr2",), regularizers=("nm,n=1,m=4", "lp,p=0.5", "none")))
     assert [run.label for run in runs] == [
         "SR2 nm n=1 m=4",
         *(f"SR2 lp {lam} p=0.5" for lam in ("0.0001", "0.001", "0.01")),
@@ -40,19 +42,19 @@ def test_a_regularizer_without_lambda_is_one_run() -> None:
 @pytest.mark.parametrize(
     ("grid", "words"),
     [
-        (Grid(optimizers=("proxsgd",), regularizers=("l0",)), "left out: L0.*not convex"),
-        (Grid(optimizers=("sr2",), lr=0.1), "no optimizer of the grid has the option lr"),
-        (Grid(optimizers=("sr2,lr=0.1",)), "not an option of sr2.*sigma"),
-        (Grid(optimizers=("proxgen,lr=high",)), "must be a number, and is 'high'"),
-        (Grid(optimizers=("sr3",)), "did you mean sr2"),
-        (Grid(regularizers=("l1", "elastic")), "did you mean elastic_net"),
-        (Grid(regularizers=("l1", "lp")), "lp needs more constants"),
-        (Grid(data="digit"), "^unknown data set"),
-        (Grid(lams=(1.0, -1.0)), "lam must be"),
-        (Grid(regularizers=()), "the grid is empty"),
+        (Grid.of(optimizers=("proxsgd",), regularizers=("l0",)), "left out: L0.*not convex"),
+        (Grid.of(optimizers=("sr2",), lr=0.1), "no optimizer of the grid has the option lr"),
+        (Grid.of(optimizers=("sr2,lr=0.1",)), "not an option of sr2.*sigma"),
+        (Grid.of(optimizers=("proxgen,lr=high",)), "lr must be a number above 0.*is 'high'"),
+        (Grid.of(optimizers=("sr3",)), "did you mean sr2"),
+        (Grid.of(regularizers=("l1", "elastic")), "did you mean elastic_net"),
+        (Grid.of(regularizers=("l1", "lp")), "lp needs more constants"),
+        (Grid.of(data="digit"), "^unknown data set"),
+        (Grid.of(lams=(1.0, -1.0)), "lam must be"),
+        (Grid.of(regularizers=()), "the grid is empty"),
     ],
 )
-def test_a_wrong_grid_is_refused_before_anything_starts(grid: Grid, words: str) -> None:
+def test_a_wrong_grid_is_named_before_anything_starts(grid: Grid, words: str) -> None:
     with pytest.raises(UserError, match=words):
         expand(grid)
 

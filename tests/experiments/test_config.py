@@ -1,4 +1,4 @@
-"""RunConfig: keys that last, names with the closest, combinations that are refused before anything starts."""
+"""RunConfig: keys that last, names with the closest, mistakes that are named before anything starts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,11 @@ import torch
 from torch import nn
 
 import sr2
-from sr2.experiments.config import (
-    OPTIMIZERS,
-    OPTIONS,
-    REGULARIZERS,
-    Precision,
-    RunConfig,
-    checked,
-    make_optimizer,
-    make_regularizer,
-)
 from sr2.experiments.errors import UserError
+from sr2.experiments.run.build import checked, make_optimizer, make_regularizer
+from sr2.experiments.run.config import FIRST_OPTIONS, Precision, RunConfig
+from sr2.experiments.run.registry import GIVEN, OPTIMIZERS, REGULARIZERS, option_names
+from sr2.schedules import Cooldown
 
 
 def test_every_exported_regularizer_and_optimizer_has_a_name() -> None:
@@ -40,35 +34,58 @@ def test_every_exported_regularizer_and_optimizer_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_option_of_an_optimizer_is_a_setting(name: str) -> None:
-    elsewhere = {"params", "regularizer", "penalize", "foreach", "capturable", "compile", "autocast"}
-    assert set(inspect.signature(OPTIMIZERS[name]).parameters) - elsewhere <= set(OPTIONS)
+def test_every_argument_of_an_optimizer_is_an_option_or_follows_from_the_run(name: str) -> None:
+    assert set(inspect.signature(OPTIMIZERS[name]).parameters) <= {*option_names(name), *GIVEN}
+    assert not GIVEN & set(option_names(name))
 
 
 def test_the_key_is_readable_and_lasts() -> None:
     assert RunConfig().key == "digits-cnn-sr2-l1-0.001-s0-a5b134183c"
-    assert RunConfig(regularizer="nm").key.startswith("digits-cnn-sr2-nm-s0-")
-    assert "/" not in RunConfig(data="my.mod:fn", model="x:y").key
-    assert ":" not in RunConfig(data="my.mod:fn", model="x:y").key
+    assert RunConfig.of(regularizer="nm").key.startswith("digits-cnn-sr2-nm-s0-")
+    assert "/" not in RunConfig.of(data="my.mod:fn", model="x:y").key
+    assert ":" not in RunConfig.of(data="my.mod:fn", model="x:y").key
 
 
 def test_equal_configs_have_one_key() -> None:
-    assert RunConfig(lam=1).key == RunConfig(lam=1.0).key
-    assert RunConfig(sigma=2, momentum=0).key == RunConfig(sigma=2.0, momentum=0.0).key
-    assert RunConfig.from_dict({"lam": 1}).key == RunConfig(lam=1.0).key
-    assert type(RunConfig(epochs=2).epochs) is int
+    assert RunConfig.of(lam=1).key == RunConfig.of(lam=1.0).key
+    assert RunConfig.of(sigma=2, momentum=0).key == RunConfig.of(sigma=2.0, momentum=0.0).key
+    assert RunConfig.from_dict({"lam": 1}).key == RunConfig.of(lam=1.0).key
+    assert type(RunConfig.of(epochs=2).epochs) is int
 
 
-def test_the_keys_of_the_results_are_their_folders() -> None:
-    folders = [path.parent for path in (Path(__file__).parents[2] / "results").glob("*/config.json")]
-    assert folders
-    assert [RunConfig.from_dict(json.loads((f / "config.json").read_text())).key for f in folders] == [
-        folder.name for folder in folders
-    ]
+RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*/config.json"))
 
 
-def test_the_key_tells_every_field_apart() -> None:
-    other = dict.fromkeys(OPTIONS, 0.5) | {
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+def test_every_folder_of_the_results_keeps_its_key(path: Path) -> None:
+    read = RunConfig.from_dict(json.loads(path.read_text()))
+    assert read.key == path.parent.name
+    again = RunConfig.from_dict(json.loads(json.dumps(read.to_dict())))  # as it would be written today
+    assert (again, again.key) == (read, path.parent.name)
+
+
+def test_there_are_results() -> None:
+    assert len(RESULTS) >= 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Tomorrow(RunConfig):
+    """A configuration with a setting that there is not yet."""
+
+    shiny: bool = False
+
+
+def test_a_new_setting_or_option_orphans_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sr2.experiments.run.config.RunConfig", Tomorrow)
+    assert Tomorrow(epochs=3).key == RunConfig(epochs=3).key
+    assert Tomorrow(epochs=3, shiny=True).key != RunConfig(epochs=3).key
+    assert Tomorrow.of(polish=0.5).key != RunConfig().key
+    assert Tomorrow.of(compile=True).key != Tomorrow(options={"compile": True}).key  # the network's, the optimizer's
+
+
+def test_the_key_tells_every_setting_apart() -> None:
+    other = dict.fromkeys(FIRST_OPTIONS, 0.5) | {
+        "options": {"own": 1.0},
         "data": "cifar10",
         "model": "mlp",
         "optimizer": "proxgen",
@@ -88,13 +105,13 @@ def test_the_key_tells_every_field_apart() -> None:
         "deterministic": True,
         "device": "cuda",
     }
-    assert set(other) == {f.name for f in dataclasses.fields(RunConfig)}
-    keys = {dataclasses.replace(RunConfig(), **{name: value}).key for name, value in other.items()}
+    assert {f.name for f in dataclasses.fields(RunConfig)} <= set(other)
+    keys = {RunConfig.of(**{name: value}).key for name, value in other.items()}
     assert len(keys | {RunConfig().key}) == len(other) + 1
 
 
 def test_a_config_survives_json() -> None:
-    config = RunConfig(regularizer="l0_ball", reg=("density=0.1",), sigma=3.0, rho="none")
+    config = RunConfig.of(regularizer="l0_ball", reg=("density=0.1",), sigma=3.0, rho="none")
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert RunConfig.from_dict({}) == RunConfig()
     with pytest.raises(UserError, match="did you mean epochs"):
@@ -105,17 +122,17 @@ def test_a_config_survives_json() -> None:
     ("name", "value"),
     [
         *(("lam", "x"), ("lam", None), ("epochs", 1.5), ("seed", True), ("augment", 1), ("penalize", "biases")),
-        *(("sigma", "automatic"), ("reg", "p=1"), ("reg", [1]), ("metric", 3), ("data", None)),
+        *(("sigma", [1.0]), ("reg", "p=1"), ("reg", [1]), ("metric", {}), ("data", None), ("options", [])),
     ],
 )
-def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
+def test_a_field_of_another_type_is_named(name: str, value: object) -> None:
     with pytest.raises(UserError, match=f"the setting {name} cannot be"):
         RunConfig.from_dict({name: value})
 
 
 def test_constants_reach_the_regularizer() -> None:
     def made(name: str, *reg: str, **settings: float) -> object:
-        return make_regularizer(RunConfig(regularizer=name, reg=reg, **settings))
+        return make_regularizer(RunConfig.of(regularizer=name, reg=reg, **settings))
 
     assert made("l1", lam=0.5) == sr2.L1(0.5)
     assert made("lp", "p=0.5") == sr2.Lp(1e-3, 0.5)
@@ -128,14 +145,16 @@ def test_constants_reach_the_regularizer() -> None:
 
 
 def test_options_reach_the_optimizer() -> None:
-    made = make_optimizer(RunConfig(sigma=7.0, momentum=0.9, metric="adam"), nn.Linear(2, 2))
+    made = make_optimizer(RunConfig.of(sigma=7.0, momentum=0.9, metric="adam"), nn.Linear(2, 2))
     assert isinstance(made, sr2.SR2)
     assert made.sigma == 7.0
-    assert made.cooldown is None
+    compiled = make_optimizer(RunConfig(options={"compile": True, "foreach": False}), nn.Linear(2, 2))
+    assert (compiled.compile, compiled.foreach) == (True, False)  # type: ignore[attr-defined]
+    assert made.schedule is None
     for share, first in ((0.2, 80), (1.0, 1), (1e-6, 100)):
-        cooled = make_optimizer(RunConfig(cooldown=share), nn.Linear(2, 2), steps=100)
-        assert cooled.cooldown == (first, max(first + 1, 100))  # type: ignore[attr-defined]
-    off = make_optimizer(RunConfig(optimizer="proxsgd", rho="none", metric="none"), nn.Linear(2, 2))
+        cooled = make_optimizer(RunConfig.of(cooldown=share), nn.Linear(2, 2), steps=100)
+        assert cooled.schedule == Cooldown(first, max(first + 1, 100))  # type: ignore[attr-defined]
+    off = make_optimizer(RunConfig.of(optimizer="proxsgd", rho="none", metric="none"), nn.Linear(2, 2))
     assert off.metric is None
     assert off.param_groups[0]["rho"] is None
 
@@ -148,12 +167,21 @@ def no_proximal_optimizer(model: nn.Module, regularizer: sr2.Regularizer, **opti
     return torch.optim.SGD(model.parameters())
 
 
+def own_options(model: nn.Module, regularizer: sr2.Regularizer, *, penalize: str, every: int = 2, **rest: object):  # type: ignore[no-untyped-def]
+    made = sr2.ProxGEN(model, regularizer, penalize=penalize)  # type: ignore[arg-type]
+    made.told = (every, rest)  # type: ignore[attr-defined]
+    return made
+
+
 def test_an_optimizer_of_ones_own() -> None:
-    config = checked(RunConfig(optimizer=f"{__name__}:own_optimizer", lr=0.25))
+    config = checked(RunConfig.of(optimizer=f"{__name__}:own_optimizer", lr=0.25))
     assert make_optimizer(config, nn.Linear(2, 2)).param_groups[0]["lr"] == 0.25
+    config = checked(RunConfig.of(optimizer=f"{__name__}:own_options", every=3, colour="red", off="none"))
+    every, rest = make_optimizer(config, nn.Linear(2, 2)).told  # type: ignore[attr-defined]
+    assert (every, type(every), rest) == (3, int, {"colour": "red", "off": None})
 
 
-REFUSED: dict[str, tuple[dict[str, object], str]] = {
+MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "an unknown optimizer": ({"optimizer": "sg2"}, "did you mean sr2.*proxgen, proxsgd"),
     "an unknown regularizer": ({"regularizer": "elastic"}, "did you mean elastic_net.*known are .*l0_ball.*none"),
     "unknown data": ({"data": "digit"}, "did you mean digits"),
@@ -178,7 +206,10 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
         {"cooldown": 0.2, "epsilon": 1e-3},
         "cooldown=0.2 or epsilon=0.001",
     ),
-    "an option of others": ({"gamma1": 2.0, "optimizer": "proxgen"}, "its options are cooldown, momentum, metric, lr"),
+    "an option of others": (
+        {"gamma1": 2.0, "optimizer": "proxgen"},
+        "its options are lr, momentum, metric, weight_decay",
+    ),
     "lr for sr2": ({"lr": 0.1}, "sr2 has no option lr"),
     "an optimizer that is called otherwise": (
         {"optimizer": "torch.optim:Adam"},
@@ -204,20 +235,20 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_anything_starts(case: str) -> None:
-    settings, words = REFUSED[case]
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_named_before_anything_starts(case: str) -> None:
+    settings, words = MISTAKES[case]
     with pytest.raises(UserError, match=words):
-        checked(RunConfig(**settings))  # type: ignore[arg-type]
+        checked(RunConfig.of(**settings))
 
 
 def test_auto_is_resolved_before_the_key() -> None:
-    assert checked(RunConfig(device="auto")).device in ("cpu", "cuda")
+    assert checked(RunConfig.of(device="auto")).device in ("cpu", "cuda")
 
 
 @pytest.mark.parametrize(("precision", "expected"), [("bf16", torch.bfloat16), ("fp32", None)])
 def test_sr2_is_told_how_its_loss_is_rounded(precision: Precision, expected: torch.dtype | None) -> None:
-    optimizer = make_optimizer(RunConfig(precision=precision), nn.Linear(2, 1))
+    optimizer = make_optimizer(RunConfig.of(precision=precision), nn.Linear(2, 1))
     assert isinstance(optimizer, sr2.SR2)
     assert optimizer.autocast == expected
-    make_optimizer(RunConfig(optimizer="proxgen", precision=precision), nn.Linear(2, 1))  # which need not know
+    make_optimizer(RunConfig.of(optimizer="proxgen", precision=precision), nn.Linear(2, 1))  # which need not know

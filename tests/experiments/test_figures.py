@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sr2.experiments import axes, charts, figures
-from sr2.experiments.config import RunConfig
-from sr2.experiments.groups import group
-from sr2.experiments.store import RunRecord
-from tests.experiments.synthetic import demo_grid, make_run, seeds
+from sr2.experiments.report import axes, charts, figures
+from sr2.experiments.report.groups import group
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.store import RunRecord
+from tests.experiments.tools.synthetic import demo_grid, make_run, seeds
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_everything_lies_inside_its_axes(grid: list[RunRecord]) -> None:
 
 
 def test_seeds_are_averaged_and_numbers_that_are_not_there_left_out(tmp_path: Path) -> None:
-    runs = seeds(tmp_path, RunConfig(epochs=3), 2)
+    runs = seeds(tmp_path, RunConfig.of(epochs=3), 2)
     runs[0].metrics[1]["objective"] = None
     runs[1].metrics[1]["objective"] = float("inf")
     panel = charts.trajectory(group(runs)).plates[0].panels[0]
@@ -66,9 +66,9 @@ def sigma_panels(*runs: RunRecord) -> dict[str, charts.Panel]:
 
 def test_sigma_is_a_line_for_each_run_of_sr2(tmp_path: Path) -> None:
     runs = [
-        *seeds(tmp_path, RunConfig(epochs=6), 2),  # the first of them is drawn
-        make_run(tmp_path, RunConfig(regularizer="l0", epochs=9), stop=3),
-        make_run(tmp_path, RunConfig(optimizer="proxgen", epochs=12)),
+        *seeds(tmp_path, RunConfig.of(epochs=6), 2),  # the first of them is drawn
+        make_run(tmp_path, RunConfig.of(regularizer="l0", epochs=9), stop=3),
+        make_run(tmp_path, RunConfig.of(optimizer="proxgen", epochs=12)),
     ]
     panels = sigma_panels(*runs)
     assert [title.split(",")[0] for title in panels] == [
@@ -86,32 +86,32 @@ def test_sigma_is_a_line_for_each_run_of_sr2(tmp_path: Path) -> None:
 
 
 def test_the_other_methods_have_no_sigma(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunConfig(optimizer="proxgen", epochs=3))
+    run = make_run(tmp_path, RunConfig.of(optimizer="proxgen", epochs=3))
     assert charts.sigma(group([run])).plates == ()
     assert "sigma" not in [chart.name for chart in charts.charts([run])]
 
 
-def test_one_refusal_in_hundreds_has_a_mark_and_many_have_none(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunConfig(epochs=100))
+def test_one_rejection_in_hundreds_has_a_mark_and_many_have_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RunConfig.of(epochs=100))
     for row in run.metrics:
-        row.update(accepted=389, refused=0)
-    run.metrics[41]["refused"] = 1
+        row.update(accepted=389, rejected=0)
+    run.metrics[41]["rejected"] = 1
     for panel in sigma_panels(run).values():
         (mark,) = [series for series in panel.series if series.kind == "point"]
-        assert (mark.x, mark.notes) == ((42,), ("epoch 42: 1 of 390 refused",))
+        assert (mark.x, mark.notes) == ((42,), ("epoch 42: 1 of 390 rejected",))
     legend = charts.sigma(group([run])).plates[0].legend
-    assert [key.label for key in legend] == ["SR2 l1 1e-3", "epoch with a refused step", "η₁ = 7.5e-4, η₂ = 0.99"]
+    assert [key.label for key in legend] == ["SR2 l1 1e-3", "epoch with a rejected step", "η₁ = 7.5e-4, η₂ = 0.99"]
     for row in run.metrics:
-        row["refused"] = 1
+        row["rejected"] = 1
     assert not any(series.kind == "point" for panel in sigma_panels(run).values() for series in panel.series)
 
 
 def test_rho_stands_between_the_thresholds_of_its_runs(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunConfig(epochs=4, eta2=0.7))
+    run = make_run(tmp_path, RunConfig.of(epochs=4, eta2=0.7))
     panel = sigma_panels(run)["ρ, mean of the steps"]
     assert [(s.label, s.y) for s in panel.series if s.kind == "front"] == [("η₁", (7.5e-4,) * 2), ("η₂", (0.7,) * 2)]
     assert {(7.5e-4, "η₁"), (0.7, "η₂")} < set(panel.y.ticks)
-    run.metrics[2]["rho"] = -400.0  # one deep refusal
+    run.metrics[2]["rho"] = -400.0  # one deep rejection
     assert sigma_panels(run)["ρ, mean of the steps, cut off at −1 and 1.5"].y.ends[0] > -1.2
 
 
@@ -121,7 +121,7 @@ def test_the_front_is_what_nothing_beats() -> None:
 
 
 def test_zeros_are_a_bar_of_their_own(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunConfig(epochs=2))
+    run = make_run(tmp_path, RunConfig.of(epochs=2))
     panel = charts.histogram(group([run])).plates[0].panels[0]
     assert isinstance(panel, charts.Panel)
     step, bar = panel.series
@@ -132,9 +132,9 @@ def test_zeros_are_a_bar_of_their_own(tmp_path: Path) -> None:
 
 def test_extreme_runs_are_drawn(tmp_path: Path) -> None:
     """All zero, accuracy 100, constant curves: axes stay sane."""
-    run = make_run(tmp_path, RunConfig(epochs=3))
+    run = make_run(tmp_path, RunConfig.of(epochs=3))
     for row in run.metrics:
-        row.update(objective=0.0, zero_pct=100.0, test_accuracy=100.0, accepted=0, refused=0, sigma=1.0)
+        row.update(objective=0.0, zero_pct=100.0, test_accuracy=100.0, accepted=0, rejected=0, sigma=1.0)
     assert run.result is not None
     run.result.update(zero_pct=100.0, accuracy=100.0)
     for name, figure in figures.figures([run]).items():
@@ -142,7 +142,7 @@ def test_extreme_runs_are_drawn(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_only_begun_draws_nothing(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RunConfig(epochs=3), stop=1)
+    run = make_run(tmp_path, RunConfig.of(epochs=3), stop=1)
     assert charts.charts([dataclasses.replace(run, metrics=[])]) == []
 
 
@@ -158,9 +158,9 @@ def test_files_are_svg_and_png_and_the_same_each_time(grid: list[RunRecord]) -> 
 
 def test_legends_are_whole_and_inside_the_figure(tmp_path: Path) -> None:
     """Runs of one cell that differ in many settings have long names."""
-    config = RunConfig(epochs=3, eta2=0.9, gamma3=0.998, momentum=0.9, precision="bf16")
-    runs = [make_run(tmp_path, dataclasses.replace(config, gamma1=g)) for g in (1.5, 2.0, 5.56)]
-    runs += [make_run(tmp_path, dataclasses.replace(config, cooldown=0.2, eta2=0.99, gamma3=0.8, momentum=0.0))]
+    config = RunConfig.of(epochs=3, eta2=0.9, gamma3=0.998, momentum=0.9, precision="bf16")
+    runs = [make_run(tmp_path, config.having(gamma1=g)) for g in (1.5, 2.0, 5.56)]
+    runs += [make_run(tmp_path, config.having(cooldown=0.2, eta2=0.99, gamma3=0.8, momentum=0.0))]
     for name, figure in figures.figures([*runs, *demo_grid(tmp_path / "grid")]).items():
         figure.draw_without_rendering()
         for legend in figure.legends:

@@ -15,13 +15,14 @@ import torch.nn.functional as F
 
 from sr2 import SR2
 from sr2.cli import main
-from sr2.experiments.config import RunConfig, checked, make_optimizer
 from sr2.experiments.data import Batches, load
 from sr2.experiments.models import build
-from sr2.experiments.store import RunRecord, RunStore, find_runs, read_weights
-from sr2.experiments.train import StoppedError, StopSignals, Trainer
-
-from .test_resume import NET, same_run
+from sr2.experiments.run.build import checked, make_optimizer
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.stop import StoppedError, StopSignals
+from sr2.experiments.run.store import RunRecord, RunStore, find_runs, read_weights
+from sr2.experiments.run.train import Trainer
+from tests.experiments.tools.runs import NET, same_run
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def test_the_batch_grows_and_never_beyond_the_largest(capsys: pytest.CaptureFixt
         assert f"epoch {row['epoch']}/4" in said
         assert f"  batch {row['batch']}  " in said
     steps = [now["steps"] - before for now, before in zip(rows, [0, *(row["steps"] for row in rows)], strict=False)]
-    assert [row["accepted"] + row["refused"] + row["null"] for row in rows] == steps
+    assert [row["accepted"] + row["rejected"] + row["null"] for row in rows] == steps
     assert steps[0] < 28  # 28 batches of 50
     assert steps[-1] == 4  # of 300 in 1400 images
     assert sum(row["null"] for row in rows) >= math.log2(300 / 50)  # one for each time that it grew
@@ -111,7 +112,7 @@ def test_the_numbers_are_those_of_a_plain_loop(batch: int) -> None:
 
 def test_stopped_at_any_step(tmp_path: Path) -> None:
     (tmp_path / "dropnet.py").write_text(NET)
-    config = checked(RunConfig(model="dropnet:net", epochs=3, batch=50, batch_growth=3.0, largest_batch=400))
+    config = checked(RunConfig.of(model="dropnet:net", epochs=3, batch=50, batch_growth=3.0, largest_batch=400))
 
     def run(root: str, stops: set[int]) -> tuple[Path, list[int]]:
         store, images = RunStore(tmp_path / root, config), []
@@ -149,7 +150,7 @@ def test_with_a_stop_of_its_own() -> None:
     assert (record.path / "certificate.json").is_file()
 
 
-REFUSED: dict[str, tuple[list[str], str]] = {
+MISTAKES: dict[str, tuple[list[str], str]] = {
     "momentum": (["--batch-growth", "3", "--momentum", "0.9"], "batch_growth .* no momentum"),
     "kappa of zero": (["--batch-growth", "0"], "kappa must be a number above 0.*is 0.0"),
     "a negative kappa": (["--batch-growth", "-1"], "kappa must be a number above 0.*is -1.0"),
@@ -159,9 +160,9 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_words(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags, words = REFUSED[case]
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_a_sentence(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags, words = MISTAKES[case]
     assert train(*flags) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -171,7 +172,7 @@ def test_refused_in_words(case: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_report_can_make_the_run_again() -> None:
-    from sr2.experiments.report import command
+    from sr2.experiments.report.page import command
 
     settings: dict[str, Any] = {"batch_growth": 3.0, "largest_batch": 300}
-    assert command(RunConfig(**settings)) == "sr2 train --batch-growth 3.0 --largest-batch 300"
+    assert command(RunConfig.of(**settings)) == "sr2 train --opt batch_growth=3.0 --largest-batch 300"

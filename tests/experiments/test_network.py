@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sr2.experiments.models import build
-from sr2.experiments.network import Network
+from sr2.experiments.run.network import Network
 
 
 def losses_and_gradients(name: str, precision: str, fast: bool) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
@@ -16,7 +16,7 @@ def losses_and_gradients(name: str, precision: str, fast: bool) -> tuple[Tensor,
     model = build(name, 10, (3, 32, 32)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x, y = torch.randn(8, 3, 32, 32), torch.arange(8)
     network = Network(model, "cpu", precision)
-    loss = network.loss(x, y)[0] if fast else F.cross_entropy(network.logits(x), y)
+    loss = network.loss(x, y)[0] if fast else F.cross_entropy(network.outputs(x), y)
     loss.backward()
     return loss.detach(), [p.grad for p in model.parameters() if p.grad is not None], model.state_dict()
 
@@ -53,6 +53,6 @@ def test_tied_and_parametrized_weights_are_left_to_autocast() -> None:
         x, y = torch.randn(5, 4), torch.randint(classes, (5,))
         network = Network(model, "cpu", "bf16")
         loss, _ = network.loss(x, y)
-        assert torch.equal(loss, F.cross_entropy(network.logits(x), y))
+        assert torch.equal(loss, F.cross_entropy(network.outputs(x), y))
         loss.backward()  # type: ignore[no-untyped-call]
         assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())

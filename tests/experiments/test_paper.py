@@ -1,20 +1,19 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from sr2.experiments import paper
-from sr2.experiments.recipes import recipe
-from tests.experiments.synthetic import make_run
+from sr2.experiments.paper import cells as paper
+from sr2.experiments.paper.recipes import recipe
+from tests.experiments.tools.synthetic import make_run
 
 NAME = "cifar10-resnet34-sr2-l1-1e-4"
 
 
 def test_a_run_matches_its_cell_whatever_its_other_settings(tmp_path: Path) -> None:
-    run = make_run(tmp_path, dataclasses.replace(recipe(NAME), epochs=3, seed=4, precision="bf16", sigma=2.0))
-    assert paper.match(run) == paper.cells()[NAME]
+    run = make_run(tmp_path, recipe(NAME).having(epochs=3, seed=4, precision="bf16", sigma=2.0))
+    assert paper.match(run.config) == paper.cells()[NAME]
 
 
 @pytest.mark.parametrize(
@@ -29,13 +28,12 @@ def test_a_run_matches_its_cell_whatever_its_other_settings(tmp_path: Path) -> N
     ],
 )
 def test_another_problem_is_no_cell(tmp_path: Path, change: dict[str, object]) -> None:
-    run = make_run(tmp_path, dataclasses.replace(recipe(NAME), epochs=2))
-    other = dataclasses.replace(run, config=dataclasses.replace(run.config, **change))
-    assert paper.match(other) is None
+    run = make_run(tmp_path, recipe(NAME).having(epochs=2))
+    assert paper.match(run.config.having(**change)) is None
 
 
 def test_the_list_says_what_was_run_and_what_is_missing(tmp_path: Path) -> None:
-    done = make_run(tmp_path, dataclasses.replace(recipe(NAME), epochs=3))
+    done = make_run(tmp_path, recipe(NAME).having(epochs=3))
     half = make_run(tmp_path, recipe("cifar10-resnet34-proxgen-l1-1e-4"), stop=2)
     lines = paper.list_text([done, half]).splitlines()
     assert len(lines) == 1 + 45 + 1

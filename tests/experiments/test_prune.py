@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from sr2.cli import main
-from sr2.experiments.config import RunConfig
-from sr2.experiments.evaluate import accuracy, recalibrate_
-from sr2.experiments.problem import Problem
-from sr2.experiments.prune import sweep
-from sr2.experiments.store import WEIGHTS, find_runs, read_weights
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.evaluate import evaluate, recalibrate_
+from sr2.experiments.run.problem import Problem
+from sr2.experiments.run.prune import sweep
+from sr2.experiments.run.store import WEIGHTS, find_runs, read_weights
 from sr2.experiments.trained import trained
-from tests.experiments.synthetic import make_run
+from tests.experiments.tools.synthetic import make_run
 
 WHY = "the run did not finish, or its weights were deleted"
 
 
 def problem(model: str) -> Problem:
-    return Problem(RunConfig(model=model))
+    return Problem(RunConfig.of(model=model))
 
 
 def test_the_sweep_is_the_slow_one() -> None:
@@ -34,9 +34,9 @@ def test_the_sweep_is_the_slow_one() -> None:
         zeros = sum(int((t == 0).sum()) for t in pruned.values())
         assert row["sparsity_pct"] == pytest.approx(100 * zeros / 17226)
         made.model.load_state_dict(pruned)
-        assert row["accuracy"] == row["accuracy_recalibrated"] == accuracy(made)[1]  # no batch-norm to estimate
+        assert row["accuracy"] == row["accuracy_recalibrated"] == evaluate(made)[1]  # no batch-norm to estimate
     made.model.load_state_dict(before)
-    assert found["unpruned"] == {"accuracy": accuracy(made)[1], "sparsity_pct": 0.0}
+    assert found["unpruned"] == {"accuracy": evaluate(made)[1], "sparsity_pct": 0.0}
 
 
 def test_the_network_has_its_weights_and_statistics_again() -> None:
@@ -78,7 +78,7 @@ def test_sr2_prune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert (record.path / "prune.json").read_bytes() == written  # what the end of the training found
     assert (record.path / WEIGHTS).read_bytes() == weights
 
-    unfinished = make_run(Path("runs"), RunConfig(epochs=3), stop=1)
+    unfinished = make_run(Path("runs"), RunConfig.of(epochs=3), stop=1)
     assert main(["prune", "runs"]) == 0
     said = capsys.readouterr()
     assert said.err == f"skipped: {unfinished.path / WEIGHTS} is not there: {WHY}\n"

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from sr2 import SR2
-from sr2.experiments import config, paper, recipes
 from sr2.experiments.errors import UserError
+from sr2.experiments.paper import cells as paper
+from sr2.experiments.paper import recipes
+from sr2.experiments.run.build import checked
 
-PUBLISHED = json.loads(Path(paper.__file__).with_name("paper_tables.json").read_text())["cells"]
+PUBLISHED = json.loads(Path(paper.__file__).with_name("tables.json").read_text())["cells"]
 
 
 def test_one_recipe_for_each_published_cell() -> None:
@@ -23,24 +25,25 @@ def test_one_recipe_for_each_published_cell() -> None:
 
 @pytest.mark.parametrize("name", recipes.cells())
 def test_every_recipe_has_the_papers_settings_and_can_be_run(name: str) -> None:
-    config.checked(recipes.recipe(name))
-    run = config.checked(recipes.papers_settings(name))
+    checked(recipes.recipe(name))
+    run = checked(recipes.papers_settings(name))
     penalized = "all" if run.optimizer == "proxsgd" else "weights"  # as their authors do
-    assert (run.penalize, run.epochs, run.batch, run.metric) == (penalized, 300, 128, "none")
+    assert (run.penalize, run.epochs, run.batch, run.options["metric"]) == (penalized, 300, 128, "none")
     if run.optimizer == "sr2":
-        assert {name: getattr(run, name) for name in SR2.paper_defaults()} == SR2.paper_defaults()
-        assert (run.sigma, run.eta1, run.eta2, run.gamma1, run.gamma3, run.momentum) == (41, 7.5e-4, 0.99, 5.56, 0.8, 0)
+        assert {name: run.options.get(name) for name in SR2.paper_defaults()} == SR2.paper_defaults()
+        assert run.options == SR2.paper_defaults() | {"sigma": 41.0, "momentum": 0.0, "metric": "none"}
     elif run.optimizer == "proxgen":
-        assert (run.lr, run.momentum) == (1e-3, 0)
+        assert (run.options["lr"], run.options["momentum"]) == (1e-3, 0)
     else:
-        assert (run.optimizer, run.lr, run.lr_decay, run.rho) == ("proxsgd", 0.06, 0.5, "none")
+        assert run.optimizer == "proxsgd"
+        assert run.options == {"metric": "none", "lr": 0.06, "lr_decay": 0.5, "rho": "none"}
 
 
 def test_what_the_papers_constants_cannot_do_has_its_own() -> None:
     changed = {name for name in recipes.cells() if recipes.recipe(name) != recipes.papers_settings(name)}
     assert changed == {"cifar10-densenet121-sr2-l0-1e-2"}
     run = recipes.recipe("cifar10-densenet121-sr2-l0-1e-2")
-    assert (run.eta2, run.gamma3, run.sigma, run.gamma1) == (0.8, 0.9998, 41, 5.56)
+    assert [run.options[name] for name in ("eta2", "gamma3", "sigma", "gamma1")] == [0.8, 0.9998, 41, 5.56]
 
 
 def test_the_names_are_those_a_user_types() -> None:

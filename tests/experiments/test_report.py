@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
-from sr2.experiments import report, tables
-from sr2.experiments.charts import charts
-from sr2.experiments.config import RunConfig
+from sr2.experiments import commands
 from sr2.experiments.errors import UserError
-from sr2.experiments.recipes import recipe
-from sr2.experiments.store import RunRecord
-from tests.experiments.synthetic import make_run
+from sr2.experiments.paper.recipes import recipe
+from sr2.experiments.paper.summary import summary, write_paper_report
+from sr2.experiments.report import page as report
+from sr2.experiments.report.charts import charts
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.store import RunRecord
+from tests.experiments.tools.synthetic import make_run
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -72,9 +74,9 @@ addEventListener("load", () => setTimeout(() => {
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
     root = tmp_path_factory.mktemp("runs")
-    grid = [RunConfig(optimizer=name, lam=lam, epochs=20) for name in ("sr2", "proxgen") for lam in (1e-4, 1e-3)]
+    grid = [RunConfig.of(optimizer=name, lam=lam, epochs=20) for name in ("sr2", "proxgen") for lam in (1e-4, 1e-3)]
     runs = [make_run(root, config) for config in grid]
-    runs.append(make_run(root, RunConfig(optimizer="proxsgd", lam=1e-3, epochs=20), stop=4))
+    runs.append(make_run(root, RunConfig.of(optimizer="proxsgd", lam=1e-3, epochs=20), stop=4))
     (runs[0].path / "certificate.json").write_text(json.dumps({"stationarity": 1.5e-3, "note": EVIL}))
     return runs
 
@@ -111,26 +113,26 @@ def test_the_page_says_where_runs_come_from_and_which_are_unfinished(page: Path)
     text = html.unescape(page.read_text())
     assert "5 runs, 1 of them unfinished" in text
     assert "unfinished: epoch 4 of 20" in text
-    assert "sr2 train --epochs 20 --optimizer proxgen --lam 0.0001" in text
+    assert "sr2 train --epochs 20 --lam 0.0001 --optimizer proxgen" in text
     for fact in ("0123abc", "2.13.0", "a made-up CPU", "stationarity", "0.0015"):
         assert fact in text
 
 
-def test_the_command_makes_the_run_again() -> None:
-    pytest.importorskip("tyro")
-    import tyro
-
-    config = RunConfig(
+def test_the_command_makes_the_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig.of(
         regularizer="lp", reg=("p=0.5",), augment=False, sigma_min=1e-3, rho="none", compile=True, seed=3
     )
     words = report.command(config).split()
     assert words[:2] == ["sr2", "train"]
-    assert tyro.cli(RunConfig, args=words[2:], config=(tyro.conf.FlagCreatePairsOff,)) == config
+    asked: list[RunConfig] = []
+    monkeypatch.setattr(commands, "train", lambda made, *_: asked.append(made))
+    assert commands.run(words[1:]) == 0
+    assert asked == [config]
 
 
 def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
-    config = RunConfig(epochs=2, regularizer=f"mod:{EVIL}", data=f"my:{EVIL}", optimizer=f"o:{EVIL}")
-    run = make_run(tmp_path / "runs", RunConfig(epochs=2), env={"device": EVIL, EVIL: EVIL})
+    config = RunConfig.of(epochs=2, regularizer=f"mod:{EVIL}", data=f"my:{EVIL}", optimizer=f"o:{EVIL}")
+    run = make_run(tmp_path / "runs", RunConfig.of(epochs=2), env={"device": EVIL, EVIL: EVIL})
     run = dataclasses.replace(run, config=config)
     text = report.write_report([run], tmp_path / "out", title=EVIL).read_text()
     assert EVIL not in text
@@ -141,26 +143,26 @@ def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
 def test_no_runs_is_a_sentence_and_the_paper_without_runs_is_all_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run to report on"):
         report.write_report([], tmp_path)
-    text = report.write_report([], tmp_path, paper=True).read_text()
+    text = write_paper_report([], tmp_path).read_text()
     assert "0 of the paper" in text
     assert text.count(">not run<") == 45
 
 
 def test_the_papers_report_leaves_other_runs_out(tmp_path: Path) -> None:
-    cell = make_run(tmp_path / "runs", dataclasses.replace(recipe("cifar10-resnet34-sr2-l1-1e-4"), epochs=2))
-    other = make_run(tmp_path / "runs", RunConfig(epochs=2))
-    text = html.unescape(report.write_report([cell, other], tmp_path / "out", paper=True).read_text())
+    cell = make_run(tmp_path / "runs", recipe("cifar10-resnet34-sr2-l1-1e-4").having(epochs=2))
+    other = make_run(tmp_path / "runs", RunConfig.of(epochs=2))
+    text = html.unescape(write_paper_report([cell, other], tmp_path / "out").read_text())
     assert "1 runs; 1 of the paper's 45 cells run" in text
     assert text.count(">not run<") == 44
     assert "digits" not in text
-    assert (tmp_path / "out" / "summary.md").read_text() == tables.summary([cell])
+    assert (tmp_path / "out" / "summary.md").read_text() == summary([cell])
 
 
 def test_the_papers_figures_have_the_longest_runs(tmp_path: Path) -> None:
-    cell = dataclasses.replace(recipe("cifar10-resnet34-sr2-l1-1e-4"), epochs=6)
-    runs = [make_run(tmp_path / "runs", dataclasses.replace(cell, gamma1=gamma1)) for gamma1 in (5.56, 1.5)]
-    short = make_run(tmp_path / "runs", dataclasses.replace(cell, epochs=2, momentum=0.9))
-    text = html.unescape(report.write_report([*runs, short], tmp_path / "out", paper=True).read_text())
+    cell = recipe("cifar10-resnet34-sr2-l1-1e-4").having(epochs=6)
+    runs = [make_run(tmp_path / "runs", cell.having(gamma1=gamma1)) for gamma1 in (5.56, 1.5)]
+    short = make_run(tmp_path / "runs", cell.having(epochs=2, momentum=0.9))
+    text = html.unescape(write_paper_report([*runs, short], tmp_path / "out").read_text())
     tables_, figures = text[: text.index("Figures</h2>")], text[text.index('id="data">') :]
     assert "momentum=0.9" in tables_
     assert "gamma1=1.5" in figures
@@ -177,7 +179,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(records: list[RunRecord], 
 
 
 def test_certificates_have_four_digits_and_their_intervals(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "runs", RunConfig(epochs=2))
+    run = make_run(tmp_path / "runs", RunConfig.of(epochs=2))
     found = {"bound": 3.95123456, "batches": 11, "lipschitz": None}
     found |= {
         "step_term": {"mean": 3.530001, "half_width": 0.4200012},

@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from sr2.experiments.config import RunConfig, checked
-from sr2.experiments.runner import CapturedRunner
-from sr2.experiments.store import WEIGHTS, RunStore, read_run
-from sr2.experiments.train import StoppedError, StopSignals, Trainer
-
-NET = """
-from torch import nn
-def net():  # batch-norm and dropout: buffers and random numbers must be resumed too
-    features = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
-    return nn.Sequential(*features, nn.Flatten(), nn.Dropout(0.2), nn.Linear(288, 10))
-"""
-
-
-def finish(config: RunConfig, store: RunStore, stops: Collection[int] = ()) -> Trainer:
-    """Train to the end, stopped after each of these steps; the trainer of the last go."""
-    steps = 0
-    with store.locked():
-        while store.result is None:
-            stop = StopSignals()
-
-            def on_step(images: int, stop: StopSignals = stop) -> None:
-                nonlocal steps
-                steps += 1
-                stop.asked = steps in stops
-
-            trainer = Trainer(config, store, stop)
-            store.start()
-            with contextlib.suppress(StoppedError):
-                list(trainer.run(on_step))
-    return trainer
-
-
-def same_run(one: Path, other: Path) -> None:
-    def rows(folder: Path) -> list[dict[str, Any]]:
-        return [{**row, "seconds": None} for row in read_run(folder).metrics]
-
-    assert rows(one) == rows(other)
-    assert (one / WEIGHTS).read_bytes() == (other / WEIGHTS).read_bytes()
+from sr2.experiments.run.build import checked
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.runner import CapturedRunner
+from sr2.experiments.run.stop import StoppedError, StopSignals
+from sr2.experiments.run.store import RunStore, read_run
+from sr2.experiments.run.train import Trainer
+from tests.experiments.tools.runs import NET, finish, same_run
 
 
 @pytest.mark.parametrize(
@@ -68,7 +36,7 @@ def same_run(one: Path, other: Path) -> None:
 def test_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
     (tmp_path / "dropnet.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
-    config = checked(RunConfig(model="dropnet:net", epochs=2, batch=400, **settings))
+    config = checked(RunConfig.of(model="dropnet:net", epochs=2, batch=400, **settings))
 
     def run(root: str, stops: set[int]) -> Path:
         store = RunStore(tmp_path / root, config)
@@ -92,12 +60,12 @@ class Replayed:
 
 def test_a_captured_run_with_a_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step has its own learning rate, the first ones after a resume too."""
-    config = checked(RunConfig(model="mlp", optimizer="proxgen", epochs=4, batch=400, lr=0.05, cooldown=0.7))
+    config = checked(RunConfig.of(model="mlp", optimizer="proxgen", epochs=4, batch=400, lr=0.05, cooldown=0.7))
     plain = RunStore(tmp_path / "plain", config)
     finish(config, plain)
-    monkeypatch.setattr("sr2.experiments.runner.CapturedStep", Replayed)
-    monkeypatch.setattr("sr2.experiments.runner.run_beside", lambda body: body())
-    monkeypatch.setattr("sr2.experiments.train.StepRunner", CapturedRunner)
+    monkeypatch.setattr("sr2.experiments.run.runner.CapturedStep", Replayed)
+    monkeypatch.setattr("sr2.experiments.run.runner.run_beside", lambda body: body())
+    monkeypatch.setattr("sr2.experiments.run.train.StepRunner", CapturedRunner)
     for stops in ((), (1, 5, 6)):
         captured = RunStore(tmp_path / f"captured{stops}", config)
         assert finish(config, captured, stops).steps == 12
@@ -152,7 +120,7 @@ def test_real_signals_at_random_moments(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_from_the_previous_checkpoint(tmp_path: Path) -> None:
-    config = checked(RunConfig(model="mlp", epochs=3, batch=400))
+    config = checked(RunConfig.of(model="mlp", epochs=3, batch=400))
     stores = [RunStore(tmp_path / name, config) for name in ("undisturbed", "damaged")]
     for store in stores:
         with store.locked():
@@ -170,7 +138,7 @@ def test_a_run_goes_on_from_the_previous_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_optimizer_state_is_in_the_checkpoint(tmp_path: Path) -> None:
-    config = checked(RunConfig(model="mlp", epochs=1, batch=400))
+    config = checked(RunConfig.of(model="mlp", epochs=1, batch=400))
     store = RunStore(tmp_path, config)
     with store.locked():
         trainer = Trainer(config, store, StopSignals())
@@ -183,10 +151,10 @@ def test_the_optimizer_state_is_in_the_checkpoint(tmp_path: Path) -> None:
 def test_a_run_whose_checkpoints_cost_too_much_writes_fewer_and_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = checked(RunConfig(model="mlp", epochs=4, batch=400))
+    config = checked(RunConfig.of(model="mlp", epochs=4, batch=400))
     often, seldom = (RunStore(tmp_path / name, config) for name in ("often", "seldom"))
     finish(config, often)
-    monkeypatch.setattr("sr2.experiments.train.FREE_SAVING", -1.0)
+    monkeypatch.setattr("sr2.experiments.run.train.FREE_SAVING", -1.0)
     with seldom.locked():
         trainer = Trainer(config, seldom, StopSignals())
         seldom.start()
@@ -197,3 +165,31 @@ def test_a_run_whose_checkpoints_cost_too_much_writes_fewer_and_goes_on_to_the_s
     assert finish(config, seldom).steps == 12
     assert seldom.load_checkpoint()["epoch"] == 4  # type: ignore[index]
     same_run(often.path, seldom.path)
+
+
+def test_a_checkpoint_of_the_first_version_goes_on(tmp_path: Path) -> None:
+    """Which said "refused" and "images", and had the sums of an epoch in another order."""
+    config = checked(RunConfig.of(model="mlp", epochs=3, batch=400, sigma=0.5))
+    stores = [RunStore(tmp_path / name, config) for name in ("undisturbed", "old")]
+    finish(config, stores[0])
+    with stores[1].locked():
+        stop = StopSignals()
+        trainer = Trainer(config, stores[1], stop)
+        stores[1].start()
+
+        def stop_in_the_second_epoch(examples: int) -> None:
+            stop.asked = trainer.steps == 5
+
+        with pytest.raises(StoppedError):
+            list(trainer.run(stop_in_the_second_epoch))
+    state = stores[1].load_checkpoint()
+    assert state is not None
+    sums = state["sums"]
+    loss, rho, tested, right = sums["sums"]
+    counts = {"refused" if n == "rejected" else n: c for n, c in sums["counts_before"].items()}
+    old = {"sums": torch.stack([loss, right, rho, tested]), "images": sums["examples"], "counts_before": counts}
+    rows = [{"refused" if n == "rejected" else n: value for n, value in row.items()} for row in state["rows"]]
+    assert "refused" in rows[0]
+    stores[1].save_checkpoint({**state, "sums": old, "rows": rows})
+    finish(config, stores[1])
+    same_run(stores[0].path, stores[1].path)

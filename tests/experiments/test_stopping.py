@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from sr2.cli import main
-from sr2.experiments.config import RunConfig, checked
-from sr2.experiments.store import RunRecord, RunStore, find_runs, read_run
-
-from .test_resume import finish, same_run
+from sr2.experiments.run.build import checked
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.store import RunRecord, RunStore, find_runs, read_run
+from tests.experiments.tools.runs import finish, same_run
 
 SENTENCE = r"stopped after epoch (\d+) of (\d+): the mean of \|s\|\^2 is (\S+) ± (\S+), below epsilon\^2 = (\S+)"
 
@@ -72,7 +72,7 @@ def test_epsilon_only_cuts_the_run_short() -> None:
 
 
 def test_stopped_before_and_resumed_it_ends_at_the_same_epoch(tmp_path: Path) -> None:
-    config = checked(RunConfig(model="mlp", epochs=8, batch=200, epsilon=0.5))
+    config = checked(RunConfig.of(model="mlp", epochs=8, batch=200, epsilon=0.5))
     stores = [RunStore(tmp_path / name, config) for name in ("undisturbed", "stopped")]
     whole = finish(config, stores[0])
     assert whole.epoch < 8
@@ -89,7 +89,7 @@ def test_stopped_before_and_resumed_it_ends_at_the_same_epoch(tmp_path: Path) ->
 
 
 def test_killed_between_the_last_epoch_and_the_result(tmp_path: Path) -> None:
-    config = checked(RunConfig(model="mlp", epochs=8, batch=200, epsilon=0.5))
+    config = checked(RunConfig.of(model="mlp", epochs=8, batch=200, epsilon=0.5))
     store = RunStore(tmp_path / "run", config)
     trainer = finish(config, store)
     (store.path / "result.json").unlink()
@@ -108,7 +108,7 @@ def test_killed_between_the_last_epoch_and_the_result(tmp_path: Path) -> None:
         (["--epsilon", "nan"], "epsilon must be a number above 0"),
     ],
 )
-def test_refused_in_words(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_a_sentence(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(*flags) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -123,4 +123,4 @@ def test_the_report_says_what_stopped_it(capsys: pytest.CaptureFixture[str]) -> 
     page = Path("runs/report/index.html").read_text()
     assert "<dt>stopped by</dt><dd>converged</dd>" in page
     assert "unfinished" not in page
-    assert "--epsilon 0.5" in page
+    assert "--opt epsilon=0.5" in page

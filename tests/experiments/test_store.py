@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from sr2.experiments import store as store_module
-from sr2.experiments.config import RunConfig
 from sr2.experiments.errors import UserError
-from sr2.experiments.store import CHECKPOINT, PREVIOUS, RunStore, find_runs, read_run, read_weights
-from tests.experiments.synthetic import make_run
+from sr2.experiments.run import store as store_module
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.store import CHECKPOINT, PREVIOUS, RunStore, find_runs, read_run, read_weights
+from tests.experiments.tools.synthetic import make_run
 
 ROW = dict.fromkeys(("objective", "test_accuracy", "zero_pct", "small_pct", "seconds"), 1.0)
-ROW |= dict.fromkeys(("sigma", "rho", "accepted", "refused"))  # type: ignore[arg-type]
+ROW |= dict.fromkeys(("sigma", "rho", "accepted", "rejected"))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -128,8 +128,8 @@ def test_what_a_killed_process_left_is_swept_up(store: RunStore) -> None:
 
 def test_a_second_process_is_kept_out(store: RunStore) -> None:
     code = (
-        "import sys; from pathlib import Path; from sr2.experiments.store import RunStore;"
-        "from sr2.experiments.config import RunConfig\n"
+        "import sys; from pathlib import Path; from sr2.experiments.run.store import RunStore;"
+        "from sr2.experiments.run.config import RunConfig\n"
         "with RunStore(Path(sys.argv[1]), RunConfig()).locked(): pass"
     )
     command = [sys.executable, "-c", code, str(store.path)]
@@ -216,7 +216,7 @@ def test_json_of_another_shape_is_named(store: RunStore, file: str, content: str
 
 @pytest.mark.parametrize("key", ["layers", "histogram", "accuracy"])
 def test_a_result_needs_its_keys(tmp_path: Path, key: str) -> None:
-    path = make_run(tmp_path, RunConfig(epochs=1)).path / "result.json"
+    path = make_run(tmp_path, RunConfig.of(epochs=1)).path / "result.json"
     result = json.loads(path.read_text())
     for other in ({n: v for n, v in result.items() if n != key}, {**result, key: {"zeros": "x"}}, {}):
         path.write_text(json.dumps(other))

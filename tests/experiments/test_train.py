@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -15,12 +14,14 @@ import torch.nn.functional as F
 
 from sr2 import SR2, sparsity
 from sr2.cli import main
-from sr2.experiments.config import RunConfig, checked, make_optimizer
 from sr2.experiments.data import Batches, eval_batches, load
 from sr2.experiments.models import build
-from sr2.experiments.problem import Problem
-from sr2.experiments.store import RunStore, find_runs, read_run, read_weights
-from sr2.experiments.train import StopSignals, Trainer
+from sr2.experiments.run.build import checked, make_optimizer
+from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.problem import Problem
+from sr2.experiments.run.stop import StopSignals
+from sr2.experiments.run.store import RunStore, find_runs, read_run, read_weights
+from sr2.experiments.run.train import Trainer
 
 ROW = [
     *(
@@ -35,7 +36,7 @@ ROW = [
         "zero_pct",
         "small_pct",
     ),
-    *("sigma", "rho", "batch", "accepted", "refused", "null", "seconds"),
+    *("sigma", "rho", "batch", "accepted", "rejected", "null", "seconds"),
 ]
 
 
@@ -62,13 +63,13 @@ def test_a_run_leaves_what_it_promises(capsys: pytest.CaptureFixture[str]) -> No
     told = {"config.json", "env.json", "metrics.jsonl", "result.json", "prune.json", "weights.safetensors"}
     assert {p.name for p in folder.iterdir()} == {*told, "checkpoint.pt", "checkpoint.previous.pt", ".lock"}
     record = read_run(folder)
-    assert record.config == RunConfig(model="mlp", epochs=2, batch=200)
+    assert record.config == RunConfig.of(model="mlp", epochs=2, batch=200)
     assert folder.name == record.config.key
     assert [list(row) for row in record.metrics] == [ROW, ROW]
     last, result, prune = record.metrics[-1], record.result, record.prune
     assert result is not None
     assert prune is not None
-    assert (last["epoch"], last["steps"], last["accepted"] + last["refused"], last["null"]) == (2, 14, 7, 0)
+    assert (last["epoch"], last["steps"], last["accepted"] + last["rejected"], last["null"]) == (2, 14, 7, 0)
     assert last["objective"] == last["loss"] + last["R"]
     assert result["accuracy"] == last["test_accuracy"] == prune["unpruned"]["accuracy"]
     assert result["zero_pct"] == last["zero_pct"] == prune["unpruned"]["sparsity_pct"]
@@ -157,7 +158,7 @@ def test_the_way_out_of_a_damaged_file_works(file: str, content: str, capsys: py
 
 
 def test_a_resume_writes_damaged_metrics_anew(capsys: pytest.CaptureFixture[str]) -> None:
-    config = RunConfig(model="mlp", epochs=2, batch=200)
+    config = RunConfig.of(model="mlp", epochs=2, batch=200)
     store = RunStore(Path("runs") / config.key, config)
     with store.locked():
         trainer = Trainer(config, store, StopSignals())
@@ -176,7 +177,7 @@ def test_a_resume_writes_damaged_metrics_anew(capsys: pytest.CaptureFixture[str]
 def test_optimizers_without_a_test_have_no_sigma(flags: list[str]) -> None:
     assert train(*flags) == 0
     (row, _) = read_run(only_run()).metrics
-    assert [row[name] for name in ("sigma", "rho", "accepted", "refused", "null")] == [None] * 5
+    assert [row[name] for name in ("sigma", "rho", "accepted", "rejected", "null")] == [None] * 5
 
 
 @pytest.mark.parametrize(
@@ -305,7 +306,7 @@ def test_a_network_that_is_another_by_now_is_a_sentence(
         return error
 
     own_network(relu)
-    config = checked(RunConfig(model="mynet:build", epochs=2, batch=200))
+    config = checked(RunConfig.of(model="mynet:build", epochs=2, batch=200))
     store = RunStore(Path("runs") / config.key, config)
     with store.locked():
         trainer = Trainer(config, store, StopSignals())
@@ -324,7 +325,7 @@ def test_a_network_that_is_another_by_now_is_a_sentence(
     for layers in others:
         own_network(layers)
         assert another in said(*again)  # finished
-        assert another in said("prune", "runs")
+        assert another in said("prune", "runs", "--trust")
     own_network(relu)
     assert main(again) == 0
     assert "is finished already" in capsys.readouterr().out
@@ -359,7 +360,7 @@ def test_tied_weights_survive() -> None:
     assert train("--model", "tied:net") == 0
     weights = read_weights(only_run())
     assert torch.equal(weights["1.weight"], weights["3.weight"])
-    assert main(["prune", "runs"]) == 0
+    assert main(["prune", "runs", "--trust"]) == 0
 
 
 def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -383,12 +384,12 @@ def test_tensorboard_if_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("name", ["proxgen", "proxsgd"])
-def test_a_cooldown_of_a_rival_is_a_schedule_of_torch(name: str) -> None:
+def test_a_cooldown_of_a_baseline_is_a_schedule_of_torch(name: str) -> None:
     assert train("--optimizer", name, "--lr", "0.05", "--cooldown", "0.5") == 0
     record = read_run(only_run())
     torch.manual_seed(0)
     model = build("mlp", 10, (1, 8, 8))
-    optimizer = make_optimizer(dataclasses.replace(record.config, cooldown=None), model)
+    optimizer = make_optimizer(record.config.having(cooldown=None), model)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, max(0.02, (14 - t) / 7)))
     batches = Batches(load("digits"), 200, "cpu", seed=0)
     for epoch in range(2):
@@ -401,12 +402,11 @@ def test_a_cooldown_of_a_rival_is_a_schedule_of_torch(name: str) -> None:
 
 def test_a_learning_rate_on_the_device_is_lowered_in_place(tmp_path: Path) -> None:
     """A CUDA graph reads that very tensor."""
-    config = RunConfig(model="mlp", optimizer="proxgen", lr=0.5, cooldown=0.5, epochs=2, batch=200)
+    config = RunConfig.of(model="mlp", optimizer="proxgen", lr=0.5, cooldown=0.5, epochs=2, batch=200)
     trainer = Trainer(config, RunStore(tmp_path, config), StopSignals())
     (group,) = trainer.optimizer.param_groups[:1]
     group["lr"] = lr = torch.tensor(0.5)
-    trainer.steps = 14
-    trainer._cool()
+    trainer.view.cool(14)
     assert group["lr"] is lr
     assert lr == pytest.approx(0.01)
 
@@ -416,6 +416,6 @@ def test_a_cooldown_is_of_the_last_steps_of_the_run() -> None:
     assert train("--cooldown", "0.5", "--sigma", "100", "--gamma3", "1") == 0
     first, second = read_run(only_run()).metrics
     assert (first["steps"], second["steps"]) == (7, 14)
-    assert (first["refused"], second["refused"]) == (0, 0)
+    assert (first["rejected"], second["rejected"]) == (0, 0)
     assert first["sigma"] == 100
     assert second["sigma"] == pytest.approx(5000)

@@ -28,7 +28,8 @@ def network(seed=0, dropout=True):
 
 
 def make(kind, params, R=None, **options):
-    return kind(params, R, **({"sigma": 2.0} if kind is SR2 else {}), **options)
+    sigma = {"sigma": 200.0 if "metric" in options else 2.0}  # a metric multiplies it
+    return kind(params, R, **(sigma if kind is SR2 else {}), **options)
 
 
 def values(model):

@@ -59,8 +59,7 @@ LOOP, CHUNKS, COMPILED = {"foreach": False}, {"foreach": True}, {"compile": True
 def moved(xs, vs, R, **path):
     """The trial point, the scalars of the model, what was kept, and the move itself."""
     xs = [x.clone() for x in xs]
-    nothing = [{} for _ in xs]
-    proposal = Proposal(R, xs, vs, None, None, nothing, nothing, [1 / SIGMA] * len(xs), vs)
+    proposal = Proposal(R, xs, vs, 1 / SIGMA, None, None, [{} for _ in xs])
     options = {"foreach": None, "compile": False, "capturable": False} | path
     move = choose.choose([proposal], {x: torch.full_like(x, 9.0) for x in xs}, **options)
     with torch.no_grad():
@@ -79,6 +78,7 @@ def check(one, other, xs, vs, lam):
         sum((v * (z - x)).abs().sum() for x, v, z in wide),
         lam * sum((x.abs() - z.abs()).abs().sum() for x, _, z in wide),
         sum((z - x).square().sum() for x, _, z in wide),
+        SIGMA * sum((z - x).square().sum() for x, _, z in wide),
     )
     for a, b, scale in zip(one[1], other[1], scales, strict=True):
         assert a.dtype == b.dtype == torch.float64
@@ -132,7 +132,7 @@ def test_sums_are_as_good_as_the_rounding_of_their_terms(R, path):
     """A million terms; float32 alone would lose a digit or two. A count is exact."""
     torch.manual_seed(1)
     x, v = torch.rand(1 << 20), 1e-3 * torch.rand(1 << 20)
-    (z,), (vs, dR, ss), _, _ = moved([x], [v], R, **path)
+    (z,), (vs, dR, ss, _), _, _ = moved([x], [v], R, **path)
     s = z.double() - x.double()
     eps = torch.finfo(torch.float32).eps
     assert vs == pytest.approx((v.double() * s).sum().item(), rel=eps)

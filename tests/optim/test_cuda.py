@@ -42,7 +42,7 @@ def data(n=32, batches=16):
 
 def outcome(accepted):
     yes, number = torch.ones((), dtype=torch.bool, device="cuda"), torch.ones((), device="cuda")
-    return Outcome(yes & accepted, ~yes, yes, number, number, None, {})
+    return Outcome(yes & accepted, ~yes, yes, yes, number, number, None, {})
 
 
 @pytest.mark.parametrize("regularizer", [None, L1(1e-2), L0(1e-3), ElasticNet(1e-2, 0.3)], ids=str)
@@ -53,7 +53,7 @@ def test_the_fused_step_is_the_step(regularizer, sigma):
         torch.manual_seed(3)
         model = network().to(memory_format=torch.channels_last)
         model[9].weight.data[:3] = 0.0
-        optimizer = SR2(model, regularizer, sigma=sigma)
+        optimizer = SR2(model, regularizer, sigma=sigma, capturable=True)  # its step is a tensor, as the kernel's
         for p in model.parameters():
             p.grad = torch.randn_like(p)
         return optimizer._proposals()

@@ -183,7 +183,7 @@ def test_one_host_read_per_step(R, foreach, options, monkeypatch):
     """Nothing reads a number before those of the step are moved, once, all together."""
     torch.manual_seed(0)
     xs = [nn.Parameter(x) for x in R.prox([torch.randn(3, 4), torch.randn(5)], 1.0)]
-    optimizer = SR2(xs, R, sigma=30.0, foreach=foreach, **OPTIONS[options])
+    optimizer = SR2(xs, R, sigma=300.0, foreach=foreach, **OPTIONS[options])
     f = lambda: sum(x.square().sum() for x in xs)  # noqa: E731
     optimizer.step(f)  # the first looks whether R(x_0) is finite
     before, gather = [], Evidence.gather

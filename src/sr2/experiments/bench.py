@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..optim import SR2, CapturedStep, ProxGEN, ProximalOptimizer, ProxSGD
+from ..optim.capture import run_beside
 from ..regularizers import L0, L1, Regularizer
-from .config import check_arithmetic, find_device
 from .errors import UserError
 from .models import build
-from .network import AUTOCAST, Network
-from .store import write_file
+from .run.build import check_arithmetic, find_device
+from .run.files import write_file
+from .run.network import AUTOCAST, Network, set_float32_arithmetic
 
 Body = Callable[[], object]
 
@@ -43,7 +44,7 @@ class BenchConfig:
     size: int = 8
     """Images are size x size; three channels, or one for 8 x 8 and 28 x 28."""
     batch: int = 128
-    """Images a step."""
+    """Images per step."""
     precision: str = "fp32"
     """fp32, tf32 or bf16 (autocast)."""
     compile: bool = False
@@ -51,7 +52,7 @@ class BenchConfig:
     capture: bool = True
     """Whether whole steps are replayed as CUDA graphs, on CUDA (SGD's too); --no-capture turns it off."""
     steps: int = 10
-    """Steps a timing."""
+    """Steps per timing."""
     repeats: int = 9
     """Timings of each, interleaved; the median counts."""
     parameters: tuple[int, ...] = (10**6, 10**7)
@@ -62,7 +63,7 @@ class BenchConfig:
 
 @dataclass
 class Timing:
-    """Seconds of one thing, once each repeat."""
+    """Seconds of one thing, once per repeat."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
@@ -159,9 +160,7 @@ def _training_body(
     y = torch.randint(0, 10, (config.batch,), device=device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
-        kind = "tf32" if config.precision == "tf32" else "ieee"
-        torch.backends.cuda.matmul.fp32_precision = kind
-        torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+        set_float32_arithmetic(config.precision)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.to(memory_format=torch.channels_last)
     network = Network(model, device, config.precision, compiled=config.compile)
@@ -188,12 +187,7 @@ def _training_body(
 
 def _graph(step: Body) -> Body:
     """The step as a CUDA graph, without an optimizer of ours."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
+    run_beside(lambda: [step() for _ in range(3)])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()

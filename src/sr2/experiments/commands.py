@@ -1,26 +1,29 @@
-"""The commands of `sr2`: one function each. Their signatures are the flags and their docstrings the help."""
+"""The commands of `sr2`: argument parsing and nothing else. Signatures are flags, docstrings are help.
+
+A new command is a function here that calls into its room, and a line in `_APP`.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from .bench import BenchConfig
-from .compare import Grid, compare
-from .config import RunConfig, has_lambda
 from .errors import UserError
-from .progress import Watch
-from .store import WEIGHTS, RunRecord, find_runs
-from .train import StopSignals, train
+from .flags import Flags, training_flags
+from .run.compare import Grid, compare
+from .run.config import RunConfig
+from .run.progress import Watch
+from .run.registry import has_lambda
+from .run.stop import StopSignals
+from .run.store import RunRecord, find_runs
+from .run.train import train
 
 DESCRIPTION = "Train sparse networks under nonsmooth regularizers, without a learning rate to tune."
 RUNS = Path("runs")
@@ -30,92 +33,136 @@ Name = Positional[str]
 
 def run(arguments: Sequence[str]) -> int:
     """Parse the arguments and run their command; returns the exit code."""
-    data, paper, app = SubcommandApp(), SubcommandApp(), SubcommandApp()
-    data.command(name="list")(data_list)
-    data.command(name="fetch")(data_fetch)
-    data.command(name="check")(data_check)
-    paper.command(name="list")(paper_list)
-    paper.command(name="run")(_paper_run(arguments))
-    paper.command(name="report")(paper_report)
-    app.command(name="train")(train_one)
-    app.command(name="compare")(train_grid)
-    app.command(name="prune")(prune)
-    app.command(name="report")(report)
-    app.command(name="bench")(bench)
-    app.command(data, name="data", help="Data sets: list, fetch, check.")
-    app.command(paper, name="paper", help="The paper's experiments: list, run, report.")
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
-    return app.cli(args=arguments, prog="sr2", description=DESCRIPTION, config=config) or 0
+    return _app(_APP, arguments).cli(args=arguments, prog="sr2", description=DESCRIPTION, config=config) or 0
 
 
-def train_one(
-    config: Annotated[RunConfig, arg(name="")] = RunConfig(),  # noqa: B008 - frozen
-    *,
-    runs: Path = RUNS,
-    tensorboard: bool = False,
-) -> None:
-    """Train one network; a finished run is skipped, an interrupted one goes on.
+def _app(commands: dict[str, Any], arguments: Sequence[str]) -> Any:
+    app = SubcommandApp()
+    for name, command in commands.items():
+        if isinstance(command, dict):
+            app.command(_app(command, arguments), name=name, help=f"{_HELP[name]}: {', '.join(command)}.")
+        else:
+            app.command(name=name)(command(arguments) if command in _MADE else command)
+    return app
 
-    Args:
-        config: the run.
-        runs: The folder of runs.
-        tensorboard: Also write TensorBoard's event files into the run's folder.
-    """
+
+# ---- training
+
+
+def train_one(arguments: Sequence[str]) -> Callable[..., None]:
+    flags = training_flags(RunConfig(), RUNS)
+
+    def train_one(values: Any) -> None:
+        """Train one network; a finished run is skipped, an interrupted one goes on."""
+        _train(flags.config(values), **flags.files(values))
+
+    return _with(flags, train_one)
+
+
+def train_grid(arguments: Sequence[str]) -> Callable[..., int]:
+    flags = training_flags(Grid(), RUNS)
+
+    def train_grid(values: Any) -> int:
+        """Train a grid of optimizers x regularizers x lambdas x seeds; ends with a table and a report."""
+        files = flags.files(values)
+        with StopSignals() as stop:
+            done, failed = compare(flags.config(values), files["runs"], stop, files["tensorboard"])
+        if done:
+            _report(find_runs(done), files["runs"] / "report")
+        if failed:
+            print(f"error: {len(failed)} of {len(done) + len(failed)} runs did not finish", file=sys.stderr)
+        return 2 if failed else 0
+
+    return _with(flags, train_grid)
+
+
+def paper_run(arguments: Sequence[str]) -> Callable[..., None]:
+    """The recipe of the cell that is named gives the flags their defaults."""
+    named = list(arguments[:2]) == ["paper", "run"] and len(arguments) > 2 and not arguments[2].startswith("-")
+    recipe = RunConfig()
+    if named:
+        from .paper.recipes import recipe as find_recipe
+
+        recipe = find_recipe(arguments[2])
+    flags = training_flags(recipe, RUNS)
+
+    def paper_run(values: Any, cell: Any) -> None:
+        """Train one cell of the paper with its settings; each flag overrides one (`CELL --help` shows them).
+
+        Args:
+            cell: One of `sr2 paper list`.
+        """
+        config: RunConfig = flags.config(values)
+        if not named:
+            raise UserError(f"name the cell first: sr2 paper run {cell} …")
+        if config.optimizer != recipe.optimizer:  # whose constants the recipe has
+            raise UserError(
+                f"{cell} is a cell of {recipe.optimizer}: name one of {config.optimizer} (`sr2 paper list`), or use "
+                "`sr2 train`"
+            )
+        if config.lam == recipe.lam and not has_lambda(config.regularizer):  # the recipe's, not what somebody typed
+            config = config.having(lam=RunConfig.lam)
+        _train(config, **flags.files(values))
+
+    return _with(flags, paper_run, cell=Name)
+
+
+def _with(flags: Flags, command: Callable[..., Any], **others: Any) -> Callable[..., Any]:
+    """The command with the types that its flags have; they are made while the program runs."""
+    command.__annotations__ = {"values": Annotated[flags.kind, arg(name="")], **others}
+    return command
+
+
+def _train(config: RunConfig, runs: Path, tensorboard: bool) -> None:
     with StopSignals() as stop:
         train(config, runs, Watch(), stop, tensorboard)
 
 
-def train_grid(
-    grid: Annotated[Grid, arg(name="")] = Grid(),  # noqa: B008 - frozen
-    *,
-    runs: Path = RUNS,
-    tensorboard: bool = False,
-) -> int:
-    """Train a grid of optimizers x regularizers x lambdas x seeds; ends with a table and a report.
-
-    Args:
-        grid: the runs.
-        runs: The folder of runs.
-        tensorboard: Also write TensorBoard's event files into the runs' folders.
-    """
-    with StopSignals() as stop:
-        done, failed = compare(grid, runs, stop, tensorboard)
-    if done:
-        _report(find_runs(done), runs / "report")
-    if failed:
-        print(f"error: {len(failed)} of {len(done) + len(failed)} runs did not finish", file=sys.stderr)
-    return 2 if failed else 0
+# ---- finished runs
 
 
-def prune(folders: Folders, *, device: str | None = None) -> int:
+def prune(folders: Folders, *, device: str | None = None, trust: bool = False) -> int:
     """Set |w| <= 10^-k to zero for k = 1..8, without retraining, and measure: prune.json of each finished run.
 
     Args:
         folders: Run folders, or folders of them.
         device: Where to evaluate, if not where the run was trained.
+        trust: Import the module:callable that a run names for its network or its data.
     """
-    from .prune import prune_run
+    from .run.prune import prune_runs
 
-    console, done = Console(), 0
-    for record in _find(folders):
-        if not (record.path / WEIGHTS).exists():
-            why = "the run did not finish, or its weights were deleted"
-            print(f"skipped: {record.path / WEIGHTS} is not there: {why}", file=sys.stderr)
-            continue
-        with console.status(f"pruning {record.path}"):
-            sweep = prune_run(record.path, device)
-        title = f"{record.config.label} ({record.path.name})"
-        table = _table(title, "|w| <=", "zeros %", "accuracy %", "batch-norm anew %")
-        plain = sweep["unpruned"]
-        table.add_row("as trained", f"{plain['sparsity_pct']:.2f}", f"{plain['accuracy']:.2f}", "")
-        for row in reversed(sweep["rows"]):
-            numbers = (row["sparsity_pct"], row["accuracy"], row["accuracy_recalibrated"])
-            table.add_row(f"1e-{row['k']}", *(f"{number:.2f}" for number in numbers))
-        console.print(table)
-        done += 1
-    if not done:
-        print("error: there is nothing to prune: no run that was named has its weights", file=sys.stderr)
-    return 0 if done else 2
+    return prune_runs(_find(folders), device, trust=trust)
+
+
+def shrink(folders: Folders, *, trust: bool = False) -> int:
+    """Remove the channels that nothing depends on, exactly: shrunk.safetensors and its figures of each finished run.
+
+    Args:
+        folders: Run folders, or folders of them.
+        trust: Import the module:callable that a run names for its network or its data.
+    """
+    from .run.export import export_runs
+
+    return export_runs(_find(folders), "shrunk", trust=trust)
+
+
+def export(
+    folders: Folders,
+    *,
+    format: Literal["safetensors", "onnx", "2:4"] = "safetensors",  # noqa: A002 - the flag's name
+    trust: bool = False,
+) -> int:
+    """Write each finished run's network for use: small, for onnxruntime, or for sparse tensor cores; and measure it.
+
+    Args:
+        folders: Run folders, or folders of them.
+        format: safetensors: lossless, zeros packed. onnx: shrunk, batch norm folded. 2:4: bfloat16, on an NVIDIA GPU.
+        trust: Import the module:callable that a run names for its network or its data.
+    """
+    from .run.export import export_runs
+
+    return export_runs(_find(folders), format, trust=trust)
 
 
 def report(folders: Folders, *, out: Path | None = None) -> None:
@@ -128,58 +175,64 @@ def report(folders: Folders, *, out: Path | None = None) -> None:
     _report(_find(folders), out or folders[0] / "report")
 
 
-def bench(config: Annotated[BenchConfig, arg(name="")] = BenchConfig()) -> None:  # noqa: B008 - frozen
+def _report(records: list[RunRecord], out: Path) -> None:
+    from .paper.summary import reference
+    from .report.formats import print_tables
+    from .report.page import write_report
+    from .report.tables import build
+
+    print_tables(build(records, reference()))
+    print(f"the report is {write_report(records, out, reference=reference())}")
+
+
+def _find(folders: Sequence[Path]) -> list[RunRecord]:
+    if not folders:
+        raise UserError("name at least one run folder, or a folder of runs")
+    return _readable(folders)
+
+
+def _readable(folders: Sequence[Path], missing_ok: bool = False) -> list[RunRecord]:
+    """The runs that can be read; those that cannot are named, and the others go on."""
+    damaged: list[UserError] = []
+    found = find_runs(folders, missing_ok, damaged)
+    if damaged and not found:
+        raise damaged[0]
+    for error in damaged:
+        print(f"skipped: {error}", file=sys.stderr)
+    return found
+
+
+# ---- the rest
+
+
+def bench(
+    config: Annotated[BenchConfig, arg(name="")] = BenchConfig(),  # noqa: B008 - frozen
+    *,
+    sparse: Path | None = None,
+    trust: bool = False,
+) -> None:
     """Time a training step against torch's SGD, and the optimizer's own work against a copy: ratios of one process.
 
     Args:
         config: what to time.
+        sparse: A finished run: instead time its layers on this CPU, dense and as sparse rows, with their break-even.
+        trust: Import the module:callable that the run names for its network or its data.
     """
-    from .bench import run as run_bench
+    if sparse is not None:
+        from .run.export import bench_sparse
 
-    console = Console()
-    with console.status("timing"):
-        figures = run_bench(config)
-    network = f"{config.model}, batch {config.batch}, {config.precision}{', compiled' if config.compile else ''}"
-    table = _table(f"a training step of {network} on {figures['device']}", *_BENCH_HEADINGS)
-    for row in figures["training"]:
-        table.add_row(*_bench_cells(row))
-    console.print(table)
-    for part in figures["own_work"]:
-        copy = next(row["milliseconds"] for row in part["rows"] if row["name"] == "copy")
-        table = _table(f"the optimizer's own work on {part['parameters']:,} parameters", *_BENCH_HEADINGS, "of copy's")
-        for row in part["rows"]:
-            # SR2 must move 16 bytes a parameter (x and v read, x and the kept x written), a copy moves 8.
-            share = f"{200 * copy / row['milliseconds']:.0f} %" if row["name"].startswith("sr2") else ""
-            table.add_row(*_bench_cells(row), share)
-        console.print(table)
-    if config.out is not None:
-        print(f"the figures are in {config.out}")
+        bench_sparse(sparse, trust=trust)
+        return
+    from .bench_table import run_and_print
 
-
-_BENCH_HEADINGS = ("name", "ms", "x SGD", "from", "to", "peak MB", "host reads")
-
-
-def _bench_cells(row: dict[str, Any]) -> list[str]:
-    peak, reads = row["peak_bytes"], row["host_reads"]
-    return [
-        row["name"],
-        f"{row['milliseconds']:.3f}",
-        *(f"{row[name]:.2f}" for name in ("ratio", "ratio_low", "ratio_high")),
-        "" if peak is None else f"{peak / 1e6:.1f}",
-        "" if reads is None else str(reads),
-    ]
+    run_and_print(config)
 
 
 def data_list() -> None:
     """The data sets, and which of them are here."""
-    from .data import default_root, rows
+    from .data.listing import print_list
 
-    table = _table(f"data sets, in {default_root()} ($SR2_DATA)", "name", "images", "classes", "size", "MB", "here")
-    for row in rows():
-        where = row.where or f"no: sr2 data fetch {row.name}"
-        size = "x".join(map(str, row.shape))
-        table.add_row(row.name, f"{row.images:,}", str(row.classes), size, f"{row.megabytes:g}", where)
-    Console().print(table)
+    print_list()
 
 
 def data_fetch(name: Name) -> None:
@@ -188,16 +241,9 @@ def data_fetch(name: Name) -> None:
     Args:
         name: One of `sr2 data list`.
     """
-    from .data import fetch
+    from .data.listing import fetch_and_show
 
-    with Console().status(f"fetching {name}") as status:
-
-        def progress(what: str, done: int, total: int) -> None:
-            size = f" {done / 1e6:.1f} MB" + (f" of {total / 1e6:.1f}" if total else "")
-            status.update(what + size if done else what)
-
-        sentence = fetch(name, progress=progress)
-    print(sentence)
+    print(fetch_and_show(name))
 
 
 def data_check(name: Name) -> None:
@@ -217,48 +263,10 @@ def paper_list(*, runs: Path = RUNS) -> None:
     Args:
         runs: The folder of runs.
     """
-    from .paper import list_text
+    from .paper.cells import list_text
 
     fresh = runs == RUNS  # nobody has trained yet
-    print(list_text(find_runs([runs], missing_ok=fresh or runs.is_dir())))
-
-
-def _paper_run(arguments: Sequence[str]) -> Callable[..., None]:
-    """`sr2 paper run CELL`: the recipe of the cell that is named gives the flags their defaults."""
-    named = list(arguments[:2]) == ["paper", "run"] and len(arguments) > 2 and not arguments[2].startswith("-")
-    recipe = RunConfig()
-    if named:
-        from .recipes import recipe as find_recipe
-
-        recipe = find_recipe(arguments[2])
-
-    def paper_run(
-        cell: Name,
-        config: Annotated[RunConfig, arg(name="")] = recipe,
-        *,
-        runs: Path = RUNS,
-        tensorboard: bool = False,
-    ) -> None:
-        """Train one cell of the paper with its settings; each flag overrides one (`CELL --help` shows them).
-
-        Args:
-            cell: One of `sr2 paper list`.
-            config: the run.
-            runs: The folder of runs.
-            tensorboard: Also write TensorBoard's event files into the run's folder.
-        """
-        if not named:
-            raise UserError(f"name the cell first: sr2 paper run {cell} …")
-        if config.optimizer != recipe.optimizer:  # whose constants the recipe has
-            raise UserError(
-                f"{cell} is a cell of {recipe.optimizer}: name one of {config.optimizer} (`sr2 paper list`), or use "
-                "`sr2 train`"
-            )
-        if config.lam == recipe.lam and not has_lambda(config.regularizer):  # the recipe's, not what somebody typed
-            config = replace(config, lam=RunConfig.lam)
-        train_one(config, runs=runs, tensorboard=tensorboard)
-
-    return paper_run
+    print(list_text(_readable([runs], missing_ok=fresh or runs.is_dir())))
 
 
 def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
@@ -268,28 +276,25 @@ def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
         runs: The folder of runs.
         out: The folder of the report; `paper` beside the runs unless given.
     """
-    records = find_runs([runs], missing_ok=runs.is_dir())
-    if not records:
-        print(f"{runs} has no run in it, so every cell is missing: name the folder with --runs", file=sys.stderr)
-    _report(records, out or runs / "paper", paper=True)
+    from .paper.summary import print_and_write
+
+    print_and_write(_readable([runs], missing_ok=runs.is_dir()), runs, out or runs / "paper")
 
 
-def _report(records: list[RunRecord], out: Path, paper: bool = False) -> None:
-    from .report import write_report
-    from .tables import print_table
-
-    print_table(records, paper=paper)
-    print(f"the report is {write_report(records, out, paper=paper)}")
-
-
-def _find(folders: Sequence[Path]) -> list[RunRecord]:
-    if not folders:
-        raise UserError("name at least one run folder, or a folder of runs")
-    return find_runs(folders)
-
-
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("name", "here") else "right")
-    return table
+_MADE = (train_one, train_grid, paper_run)
+"""These make their command, as its flags are made while the program runs."""
+_HELP = {"data": "Data sets", "paper": "The paper's experiments"}
+_APP: dict[str, Any] = {
+    "train": train_one,
+    "compare": train_grid,
+    "prune": prune,
+    "shrink": shrink,
+    "export": export,
+    "report": report,
+    "bench": bench,
+    "data": {"list": data_list, "fetch": data_fetch, "check": data_check},
+    "paper": {"list": paper_list, "run": paper_run, "report": paper_report},
+}
+"""All commands by the names that users type."""
+COMMANDS = (*_APP, *(f"{name} {sub}" for name, subs in _APP.items() if isinstance(subs, dict) for sub in subs))
+"""Their names, those of commands of commands behind."""

@@ -121,6 +121,10 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
+    def _penalized(self) -> list[tuple[Regularizer | None, list[Tensor]]]:
+        """Each group's regularizer and the tensors that are trained."""
+        return [(g["regularizer"], [p for p in g["params"] if p.requires_grad]) for g in self.param_groups]
+
     def _all_parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 

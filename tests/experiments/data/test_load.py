@@ -11,26 +11,27 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from sr2.experiments.data import Dataset, base, cache, check, default_root, fashion_mnist, load, rows
+from sr2.experiments.data import Dataset, base, cache, check, default_root, fashion_mnist, listed, load
 from sr2.experiments.data.base import channel_statistics
 from sr2.experiments.errors import UserError
-
-from .official import small_cifar10, small_fashion, write_cifar10_binary
+from sr2.experiments.tasks import Images
+from tests.experiments.tools.official import small_cifar10, small_fashion, write_cifar10_binary
 
 
 def test_digits_are_scikit_learns() -> None:
     data = load("digits")
     assert data.in_shape == (1, 8, 8)
-    assert (len(data.train_images), len(data.test_images)) == (1437, 360)
-    ours = torch.cat([data.train_images, data.test_images]).flatten(1).numpy()
+    assert (len(data.train_inputs), len(data.test_inputs)) == (1437, 360)
+    ours = torch.cat([data.train_inputs, data.test_inputs]).flatten(1).numpy()
     theirs = load_digits().data * 15
     assert sorted(map(bytes, ours)) == sorted(map(bytes, theirs.astype(np.uint8)))
     assert (theirs == theirs.astype(np.uint8)).all()  # nothing was rounded
-    assert data.test_labels.bincount().tolist() == [36, 36, 36, 36, 37, 36, 36, 36, 35, 36]
-    assert torch.equal(load("digits").train_images, data.train_images)
-    mean, std = channel_statistics(data.train_images)
-    assert data.mean == pytest.approx(mean, abs=1e-4)
-    assert data.std == pytest.approx(std, abs=1e-4)
+    assert data.test_targets.bincount().tolist() == [36, 36, 36, 36, 37, 36, 36, 36, 35, 36]
+    assert torch.equal(load("digits").train_inputs, data.train_inputs)
+    mean, std = channel_statistics(data.train_inputs)
+    assert isinstance(data.task, Images)
+    assert data.task.mean == pytest.approx(mean, abs=1e-4)
+    assert data.task.std == pytest.approx(std, abs=1e-4)
     assert "good" in check("digits")
 
 
@@ -39,8 +40,8 @@ def test_fashion_mnist(packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyP
     arrays = small_fashion(monkeypatch, tmp_path / "fashion_mnist", packed)
     for _ in range(2):
         data = load("fashion_mnist", tmp_path)
-        assert (data.train_images[:, 0].numpy() == arrays[0]).all()
-        assert (data.test_labels.numpy() == arrays[3]).all()
+        assert (data.train_inputs[:, 0].numpy() == arrays[0]).all()
+        assert (data.test_targets.numpy() == arrays[3]).all()
     assert "good" in check("fashion_mnist", tmp_path)
 
 
@@ -49,7 +50,7 @@ def test_fashion_mnist_of_the_system_is_found(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError, match="dataset-fashion-mnist"):
         load("fashion_mnist", tmp_path)
     object.__setattr__(fashion_mnist.SPEC, "system_folder", tmp_path / "system")
-    assert len(load("fashion_mnist", tmp_path).train_images) == 30
+    assert len(load("fashion_mnist", tmp_path).train_inputs) == 30
 
 
 @pytest.mark.parametrize(
@@ -111,12 +112,12 @@ def test_the_root_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_rows_say_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar10_binary(tmp_path / "cifar10", small_cifar10(monkeypatch))
-    found = {row.name: row for row in rows(tmp_path)}
+    found = {row.name: row for row in listed(tmp_path)}
     assert list(found) == base.known()
     assert found["digits"].present
     assert found["cifar10"].present
     assert not found["cifar100"].present
-    assert found["cifar100"].classes == 100
+    assert found["cifar100"].outputs == 100
 
 
 # ---- a user's own
@@ -159,19 +160,20 @@ def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_own_arrays(my_module: str) -> None:
     data = load(f"{my_module}:arrays")
     assert data.in_shape == (1, 5, 5)
-    assert (data.classes, data.augment) == (3, "none")
-    x = data.train_images.double() / 255
-    assert data.mean == pytest.approx([x.mean().item()])
-    assert data.std == pytest.approx([x.std(correction=0).item()])
+    assert isinstance(data.task, Images)
+    assert (data.outputs, data.task.augment) == (3, "none")
+    x = data.train_inputs.double() / 255
+    assert data.task.mean == pytest.approx([x.mean().item()])
+    assert data.task.std == pytest.approx([x.std(correction=0).item()])
     assert isinstance(load(f"{my_module}:dataset"), Dataset)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("floats", "train_images must be uint8"),
+        ("floats", "train_inputs must be uint8"),
         ("three", "3 parts, and must have four"),
-        ("short", "train_labels must be int64, one for each of the 9 images"),
+        ("short", "train_targets must be int64, one for each of the 9 images"),
         ("nothing", "returned a NoneType"),
         ("words", "arrays of numbers"),
         ("broken", "line 2[0-9]: ZeroDivisionError: division by zero"),
@@ -185,7 +187,7 @@ def test_own_data_that_is_wrong(name: str, words: str, my_module: str) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_channels_last_are_refused(channels: int) -> None:
+def test_channels_last_are_named(channels: int) -> None:
     def made(*shape: int) -> Dataset:
         x, y = np.zeros(shape, np.uint8), np.zeros(shape[0], int)
         return Dataset.from_arrays("mine", (x, y, x, y))
@@ -215,7 +217,7 @@ def test_a_damaged_cache_is_read_again_from_the_files_or_named(tmp_path: Path, m
     content = bytearray(stored.read_bytes())
     content[len(content) // 2] ^= 1
     stored.write_bytes(content)
-    assert torch.equal(load("cifar10", tmp_path).train_images, before.train_images)  # and writes it anew
+    assert torch.equal(load("cifar10", tmp_path).train_inputs, before.train_inputs)  # and writes it anew
     assert cache.read(folder, "cifar10") is not None
     assert cache.read(folder, "cifar100") is None  # another data set's cache is none
     stored.write_bytes(content[:5000])
@@ -231,7 +233,7 @@ def test_the_cache_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     before = load("cifar10", tmp_path)
     for file in folder.glob("*.bin"):
         file.unlink()
-    assert torch.equal(load("cifar10", tmp_path).test_images, before.test_images)
+    assert torch.equal(load("cifar10", tmp_path).test_inputs, before.test_inputs)
     assert "good" in check("cifar10", tmp_path)
 
 
@@ -256,4 +258,4 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypa
         raise OSError("disk full")
 
     monkeypatch.setattr(cache, "write_atomically", full)
-    assert len(load("cifar10", tmp_path).train_images) == 100
+    assert len(load("cifar10", tmp_path).train_inputs) == 100

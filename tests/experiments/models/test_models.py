@@ -39,9 +39,13 @@ def test_the_cnn_is_small(shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("name", known())
 def test_forward_and_backward(name: str) -> None:
-    model = build(name, 7, (3, 32, 32))
-    out = model(torch.randn(2, 3, 32, 32))
-    assert out.shape == (2, 7)
+    if name == "transformer":  # one output for each token that may come next, at every place
+        x, shape = torch.randint(7, (2, 12)), (2, 12, 7)
+    else:
+        x, shape = torch.randn(2, 3, 32, 32), (2, 7)
+    model = build(name, 7, tuple(x.shape[1:]))
+    out = model(x)
+    assert out.shape == shape
     out.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 
@@ -53,7 +57,26 @@ def test_other_images(name: str, shape: tuple[int, int, int]) -> None:
         assert build(name, 4, shape)(torch.randn(2, *shape)).shape == (2, 4)
 
 
-def test_densenets_refuse_images_they_would_shrink_to_nothing() -> None:
+def test_a_transformer_does_not_see_what_comes() -> None:
+    torch.manual_seed(0)
+    model = build("transformer", 9, (12,))
+    x = torch.randint(9, (1, 12))
+    other = x.clone()
+    other[0, 7:] = (other[0, 7:] + 1) % 9
+    with torch.no_grad():
+        one, two = model(x), model(other)
+    assert torch.equal(one[0, :7], two[0, :7])
+    assert not torch.allclose(one[0, 7:], two[0, 7:])
+
+
+def test_what_is_no_image_is_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"transformer reads windows of tokens.*\(3, 8, 8\): use cnn or mlp"):
+        build("transformer", 10, (3, 8, 8))
+    with pytest.raises(UserError, match="densenet121 needs images of at least 29 x 29, and they are 10"):
+        build("densenet121", 1, (10,))
+
+
+def test_densenets_name_images_they_would_shrink_to_nothing() -> None:
     with pytest.raises(UserError, match="densenet121 needs images of at least 29 x 29, and they are 8 x 8"):
         build("densenet121", 10, (1, 8, 8))
     with torch.device("meta"):

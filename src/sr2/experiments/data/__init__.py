@@ -1,29 +1,25 @@
-"""Data sets, one a file: `digits` (embedded, the default), `fashion_mnist`, `cifar10`, `cifar100`; or yours.
+"""Data sets, one per file; `sr2 data list` names them all. `digits` is embedded, and the default.
 
 >>> from sr2.experiments.data import load
->>> load("digits").train_images.shape
+>>> load("digits").train_inputs.shape
 torch.Size([1437, 1, 8, 8])
 """
 
 from .base import Dataset, default_root, known, load
-from .batches import Batches, EvalBatches, Plan, augment_batch, epoch_plan, eval_batches, plain_batch
-from .fetch import Progress, Row, check, fetch, rows
+from .batches import Batches, EvalBatches, eval_batches
+from .fetch import Listed, Progress, check, fetch, listed
 
 __all__ = [
     "Batches",
     "Dataset",
     "EvalBatches",
-    "Plan",
+    "Listed",
     "Progress",
-    "Row",
-    "augment_batch",
     "check",
     "default_root",
-    "epoch_plan",
     "eval_batches",
     "fetch",
     "known",
+    "listed",
     "load",
-    "plain_batch",
-    "rows",
 ]

@@ -1,6 +1,6 @@
 """Dataset, the registry of data sets, and `load`.
 
-A new data set is one file that defines `SPEC`, and one line in `_MODULES`.
+A new data set is one file that defines a `Spec`, and one line in `_MODULES`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..names import call, check_known, import_callable
-from . import cache
+from ..tasks import Images, Task
+from .cache import FILE as CACHE
+from .cache import read as read_cache
+from .cache import save as save_cache
 from .files import Arrays, Layout, Source, damaged, find
 
 _MODULES = {
@@ -27,80 +30,56 @@ _MODULES = {
     "fashion_mnist": ".fashion_mnist",
     "cifar10": ".cifar10",
     "cifar100": ".cifar100",
+    "diabetes": ".diabetes",
+    "counting": ".text",
+    "text": ".text",
 }
-
-AUGMENTATIONS = ("none", "crop_flip")
-PADDING = 4
-"""Zeros around an image before `crop_flip` cuts a window of the image's own size."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images and labels in memory.
+    """Examples in memory, and the task that they are for.
 
     Attributes:
         name: what the user typed.
-        train_images, test_images: uint8, (n, channels, height, width).
-        train_labels, test_labels: int64, (n,), from 0 to classes - 1.
-        classes: how many.
-        mean, std: of each channel of the training images scaled to [0, 1].
-        augment: "none", or "crop_flip": a window cut out of the image padded by 4 zeros, mirrored half of the
-            time.
+        train_inputs, test_inputs: as the task stores them; of `Images`, uint8 of shape (n, channels, height, width).
+        train_targets, test_targets: one for each input; of `Images`, int64 from 0 to outputs - 1.
+        outputs: how many numbers the network gives per target: of a classification, the classes.
+        task: loss, score, and how a batch is made.
     """
 
     name: str
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: str = "none"
+    train_inputs: Tensor
+    train_targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    outputs: int
+    task: Task
 
     def __post_init__(self) -> None:
         for split in ("train", "test"):
-            images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
-            what = f"data set {self.name}: {split}"
-            if images.dtype != torch.uint8 or images.dim() != 4 or len(images) == 0:
-                raise UserError(
-                    f"{what}_images must be uint8 of shape (n, channels, height, width), and are "
-                    f"{images.dtype} of shape {tuple(images.shape)}"
-                )
-            if labels.dtype != torch.int64 or labels.shape != (len(images),):
-                raise UserError(
-                    f"{what}_labels must be int64, one for each of the {len(images)} images, and are "
-                    f"{labels.dtype} of shape {tuple(labels.shape)}"
-                )
-            low, high = int(labels.min()), int(labels.max())
-            if low < 0 or high >= self.classes:
-                raise UserError(f"{what}_labels run from {low} to {high}, and {self.classes} classes end at "
-                                f"{self.classes - 1}")  # fmt: skip
-        if self.train_images.shape[1:] != self.test_images.shape[1:]:
+            inputs, targets = getattr(self, f"{split}_inputs"), getattr(self, f"{split}_targets")
+            self.task.check(f"data set {self.name}: {split}", inputs, targets, self.outputs)
+        if self.train_inputs.shape[1:] != self.test_inputs.shape[1:]:
             raise UserError(
-                f"data set {self.name}: train images of shape {tuple(self.train_images.shape[1:])} do not fit "
-                f"test images of shape {tuple(self.test_images.shape[1:])}"
+                f"data set {self.name}: train {self.task.examples} of shape {tuple(self.train_inputs.shape[1:])} do "
+                f"not fit test {self.task.examples} of shape {tuple(self.test_inputs.shape[1:])}"
             )
-        if not len(self.mean) == len(self.std) == self.in_shape[0] or min(self.std) <= 0:
-            raise UserError(f"data set {self.name}: mean and std must hold a number a channel, std a positive one")
-        if self.augment not in AUGMENTATIONS:
-            raise UserError(f"data set {self.name}: augment must be one of {AUGMENTATIONS}, not {self.augment!r}")
 
     @property
-    def in_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        _, c, h, w = self.train_images.shape
-        return c, h, w
+    def in_shape(self) -> tuple[int, ...]:
+        """The shape of an input; of an image: channels, height and width."""
+        return tuple(self.train_inputs.shape[1:])
 
     @classmethod
     def from_arrays(cls, name: str, arrays: Sequence[Any], augment: str = "none") -> Dataset:
-        """A data set from (train_images, train_labels, test_images, test_labels), arrays or tensors.
+        """Images with labels from (train_images, train_labels, test_images, test_labels), arrays or tensors.
 
         Images are uint8, (n, channels, height, width), and those without a channel axis get one; classes, mean and
         std are counted.
 
         >>> x, y = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 2, 0])
-        >>> Dataset.from_arrays("mine", (x, y, x, y)).classes
+        >>> Dataset.from_arrays("mine", (x, y, x, y)).outputs
         3
         """
         if len(arrays) != 4:
@@ -124,7 +103,7 @@ class Dataset:
         y, y_test = y.long(), y_test.long()
         classes = 1 + max(int(y.max()), int(y_test.max()))
         mean, std = channel_statistics(x) if x.dtype == torch.uint8 and x.dim() == 4 else ((0.0,), (1.0,))
-        return cls(name, x, y, x_test, y_test, classes, mean, std, augment)
+        return cls(name, x, y, x_test, y_test, classes, Images(mean, std, augment))
 
 
 @dataclass(frozen=True)
@@ -133,8 +112,9 @@ class Spec:
 
     Attributes:
         name, title: the name to type and the one to print.
-        shape, classes, train, test: of an image, and how many of each.
-        mean, std, augment: as in Dataset.
+        shape: of an input.
+        outputs, task: as in Dataset.
+        train, test: how many examples; None where that depends on the user's files.
         layouts: how its files are handed out; none for a data set that is embedded in a package.
         verify: full check of arrays by content; its second argument names the files, in the layout's order.
         embedded: makes the arrays where there are no files.
@@ -146,13 +126,11 @@ class Spec:
 
     name: str
     title: str
-    shape: tuple[int, int, int]
-    classes: int
-    train: int
-    test: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: str = "none"
+    shape: tuple[int, ...]
+    outputs: int
+    train: int | None
+    test: int | None
+    task: Task
     layouts: tuple[Layout, ...] = ()
     verify: Callable[[Arrays, Sequence[str]], None] = field(default=lambda arrays, files: None)
     embedded: Callable[[], Arrays] | None = None
@@ -176,22 +154,37 @@ class Spec:
         return arrays
 
     def check_shapes(self, arrays: Arrays, train_file: str, test_file: str) -> None:
-        """As many images as there must be, each of the right shape, and a label for each."""
-        for file, n, images, labels in (
-            (train_file, self.train, arrays.train_images, arrays.train_labels),
-            (test_file, self.test, arrays.test_images, arrays.test_labels),
+        """As many inputs as there must be, each of the right shape, and a target for each."""
+        for file, n, inputs, targets in (
+            (train_file, self.train, arrays.train_inputs, arrays.train_targets),
+            (test_file, self.test, arrays.test_inputs, arrays.test_targets),
         ):
-            if images.shape != (n, *self.shape) or labels.shape != (n,) or images.dtype != np.uint8:
+            expected = (len(inputs) if n is None else n, *self.shape)
+            bytes_ = self.embedded is not None or inputs.dtype == np.uint8
+            if inputs.shape != expected or len(targets) != expected[0] or not bytes_:
                 raise damaged(
-                    file, f"holds images of shape {images.shape} and {len(labels)} labels in place of "
-                    f"{(n, *self.shape)} and {n}"
+                    file, f"holds {self.task.examples} of shape {inputs.shape} and {len(targets)} targets in place of "
+                    f"{expected} and {expected[0]}"
                 )  # fmt: skip
 
     def dataset(self, arrays: Arrays) -> Dataset:
-        """The arrays as tensors."""
+        """The arrays as tensors; whole numbers among the targets become int64."""
         # What was read from a file's bytes is not writable, which torch warns of: copy that, and only that.
         x, y, x_test, y_test = (torch.from_numpy(np.require(a, None, ["C", "W"])) for a in arrays)
-        return Dataset(self.name, x, y.long(), x_test, y_test.long(), self.classes, self.mean, self.std, self.augment)
+        y, y_test = (t if t.is_floating_point() else t.long() for t in (y, y_test))
+        return Dataset(self.name, x, y, x_test, y_test, self.outputs, self.task)
+
+    @property
+    def fetchable(self) -> bool:
+        """Whether there is a place to fetch it from."""
+        return bool(self.urls or self.npm)
+
+    @property
+    def count(self) -> str:
+        """How many examples there are, in words."""
+        if self.train is None or self.test is None:
+            return self.task.examples
+        return f"{self.train} + {self.test} {self.task.examples}"
 
 
 def known() -> list[str]:
@@ -202,8 +195,9 @@ def known() -> list[str]:
 def spec_of(name: str) -> Spec:
     """The built-in data set of that name."""
     check_known("data set", name, _MODULES)
-    spec: Spec = importlib.import_module(_MODULES[name], __package__).SPEC
-    return spec
+    module = importlib.import_module(_MODULES[name], __package__)
+    specs: dict[str, Spec] = {spec.name: spec for spec in vars(module).values() if isinstance(spec, Spec)}
+    return specs[name]
 
 
 def default_root() -> Path:
@@ -219,7 +213,7 @@ def load(name: str, root: Path | None = None) -> Dataset:
     the next load reads as long as the official files do not change.
 
     Args:
-        name: "digits", "fashion_mnist", "cifar10", "cifar100" or "module:callable".
+        name: one of `known()`, or "module:callable".
         root: the folder of data sets; `default_root()` unless given.
     """
     if ":" in name:
@@ -235,24 +229,25 @@ def load(name: str, root: Path | None = None) -> Dataset:
     root = root or default_root()
     folder = root / name
     source = spec.source(root)
-    cached = cache.read(folder, name)
+    cached = read_cache(folder, name)
     if cached is not None and (source is None or cached.stamp == source.stamp()):
-        spec.check_shapes(cached.arrays, *[str(folder / cache.FILE)] * 2)
+        spec.check_shapes(cached.arrays, *[str(folder / CACHE)] * 2)
         return spec.dataset(cached.arrays)
     if source is None:
         raise missing(spec, folder)
     arrays = spec.read(source)
     with contextlib.suppress(OSError):  # a folder that cannot be written to only costs time
-        cache.save(folder, name, arrays, source.stamp())
+        save_cache(folder, name, arrays, source.stamp())
     return spec.dataset(arrays)
 
 
 def missing(spec: Spec, folder: Path) -> UserError:
     """The error for a data set that is not there, or whose cache is damaged and alone."""
-    stale = folder / cache.FILE
+    stale = folder / CACHE
     if stale.exists():
         return UserError(f"{stale} is damaged: run `sr2 data fetch {spec.name}` to replace it")
-    return UserError(f"{spec.name} is not in {folder}: run `sr2 data fetch {spec.name}`, or put {spec.hint} there")
+    fetch = f"run `sr2 data fetch {spec.name}`, or " if spec.fetchable else ""
+    return UserError(f"{spec.name} is not in {folder}: {fetch}put {spec.hint} there")
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

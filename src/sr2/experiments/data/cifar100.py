@@ -1,7 +1,7 @@
 """cifar100: 60,000 colour images of 32 x 32 in 100 classes (University of Toronto).
 
 The official python files are checked by their MD5 sums. The binary ones have no published sums: their sizes,
-their 500 and 100 images a class, and that every class lies in one superclass are checked instead.
+their 500 and 100 images per class, and that every class lies in one superclass are checked instead.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..tasks import Images
 from .base import Spec
 from .cifar10 import decode_images, decode_rows
 from .files import Array, Arrays, File, Layout, damaged
@@ -18,7 +19,7 @@ from .pickles import read_pickle
 
 MD5 = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
 PER_CLASS = (500, 100)
-"""Images a class, for training and for the test."""
+"""Images per class, for training and for the test."""
 
 
 def _from_pickles(files: Sequence[File]) -> Arrays:
@@ -45,7 +46,7 @@ def _from_binary(files: Sequence[File]) -> Arrays:
 
 def verify(arrays: Arrays, files: Sequence[str]) -> None:
     """As many images of each class as there must be."""
-    for file, labels, n in zip(files, (arrays.train_labels, arrays.test_labels), PER_CLASS, strict=True):
+    for file, labels, n in zip(files, (arrays.train_targets, arrays.test_targets), PER_CLASS, strict=True):
         if len(labels) != 100 * n:
             raise damaged(file, f"is truncated or another file: {len(labels)} images in place of {100 * n}")
         counts = np.bincount(labels, minlength=100)
@@ -58,12 +59,10 @@ SPEC = Spec(
     name="cifar100",
     title="CIFAR-100",
     shape=(3, 32, 32),
-    classes=100,
+    outputs=100,
     train=50000,
     test=10000,
-    mean=(0.5071, 0.4865, 0.4409),
-    std=(0.2673, 0.2564, 0.2762),
-    augment="crop_flip",
+    task=Images((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), "crop_flip"),
     layouts=(
         Layout(tuple(MD5), "cifar-100-python", ("cifar-100-python.tar.gz",), _from_pickles),
         Layout(("train.bin", "test.bin"), "cifar-100-binary", ("cifar-100-binary.tar.gz",), _from_binary),

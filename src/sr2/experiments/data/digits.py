@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import UserError
+from ..tasks import Images
 from .base import Spec
 from .files import Arrays
 
@@ -32,10 +33,9 @@ SPEC = Spec(
     name="digits",
     title="digits",
     shape=(1, 8, 8),
-    classes=10,
+    outputs=10,
     train=1437,
     test=360,
-    mean=(0.2878,),
-    std=(0.3541,),
+    task=Images((0.2878,), (0.3541,)),
     embedded=_arrays,
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..tasks import Images
 from .base import Spec
 from .files import Array, Arrays, File, Layout, check_md5, damaged
 
@@ -54,7 +55,7 @@ def _decode(files: Sequence[File]) -> Arrays:
 
 def verify(arrays: Arrays, files: Sequence[str]) -> None:
     """Compare with the official files, byte for byte."""
-    parts = (arrays.train_images[:, 0], arrays.train_labels, arrays.test_images[:, 0], arrays.test_labels)
+    parts = (arrays.train_inputs[:, 0], arrays.train_targets, arrays.test_inputs[:, 0], arrays.test_targets)
     check_md5(zip(files, FILES, map(write_idx, parts), strict=True), MD5, "Fashion-MNIST")
 
 
@@ -62,11 +63,10 @@ SPEC = Spec(
     name="fashion_mnist",
     title="Fashion-MNIST",
     shape=(1, 28, 28),
-    classes=10,
+    outputs=10,
     train=60000,
     test=10000,
-    mean=(0.2860,),
-    std=(0.3530,),
+    task=Images((0.2860,), (0.3530,)),
     layouts=(Layout(FILES, "FashionMNIST/raw", (), _decode),),
     verify=verify,
     urls=tuple(f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}.gz" for name in FILES),

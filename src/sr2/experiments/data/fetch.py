@@ -16,11 +16,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from ..errors import UserError
-from . import cache
 from .base import Spec, default_root, known, missing, spec_of
+from .cache import FILE as CACHE
+from .cache import read as read_cache
+from .cache import save as save_cache
 from .files import find
 
 Progress = Callable[[str, int, int], None]
@@ -36,36 +39,38 @@ class _OriginError(Exception):
 
 
 @dataclass(frozen=True)
-class Row:
+class Listed:
     """A line of `sr2 data list`."""
 
     name: str
-    images: int
-    classes: int
-    shape: tuple[int, int, int]
-    megabytes: float
+    examples: int | None
+    outputs: int
+    shape: tuple[int, ...]
+    megabytes: float | None
     present: bool
     where: str
+    way: str
 
 
-def rows(root: Path | None = None) -> list[Row]:
+def listed(root: Path | None = None) -> list[Listed]:
     """Every built-in data set, how large it is, and whether it is here. Nothing is read or fetched."""
     root = root or default_root()
-    return [_row(spec_of(name), root) for name in known()]
+    return [_listed(spec_of(name), root) for name in known()]
 
 
-def _row(spec: Spec, root: Path) -> Row:
-    n = spec.train + spec.test
-    c, h, w = spec.shape
+def _listed(spec: Spec, root: Path) -> Listed:
+    n = None if spec.train is None or spec.test is None else spec.train + spec.test
     source = spec.source(root)
-    stored = root / spec.name / cache.FILE
+    stored = root / spec.name / CACHE
     if spec.embedded is not None:
         where = "embedded"
     elif source is not None:
         where = str(source.path)
     else:
         where = str(stored) if stored.exists() else ""
-    return Row(spec.name, n, spec.classes, spec.shape, round(n * (c * h * w + 1) / 1e6, 1), bool(where), where)
+    megabytes = None if n is None else round(n * (prod(spec.shape) + 1) / 1e6, 1)
+    way = f"sr2 data fetch {spec.name}" if spec.fetchable else f"put {spec.hint} in {root / spec.name}"
+    return Listed(spec.name, n, spec.outputs, spec.shape, megabytes, bool(where), where, way)
 
 
 def check(name: str, root: Path | None = None) -> str:
@@ -78,21 +83,21 @@ def check(name: str, root: Path | None = None) -> str:
     if spec.embedded is not None:
         arrays = spec.embedded()
         spec.check_shapes(arrays, name, name)
-        return f"{name}: embedded, {spec.train} + {spec.test} images, good"
+        return f"{name}: embedded, {spec.count}, good"
     folder = root / name
-    source, stored = spec.source(root), folder / cache.FILE
+    source, stored = spec.source(root), folder / CACHE
     checked = []
     if source is not None:
         spec.read(source)
         checked.append(str(source.path))
-    cached = cache.read(folder, name)
+    cached = read_cache(folder, name)
     if cached is not None:
         spec.check_shapes(cached.arrays, *[str(stored)] * 2)
         spec.verify(cached.arrays, [str(stored)] * len(spec.layouts[0].files))
         checked.append(str(stored))
     if not checked:
         raise missing(spec, folder)
-    return f"{name}: {' and '.join(checked)}, {spec.train} + {spec.test} images, good"
+    return f"{name}: {' and '.join(checked)}, {spec.count}, good"
 
 
 def fetch(name: str, root: Path | None = None, progress: Progress | None = None) -> str:
@@ -112,13 +117,15 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
     root = root or default_root()
     progress = progress or (lambda what, done, total: None)
     folder = root / name
-    if _row(spec, root).present:
+    if _listed(spec, root).present:
         progress("checking", 0, 0)
         try:
             return check(name, root)
         except UserError:
             if spec.embedded is not None or spec.source(root) is not None:
                 raise  # the user's own files are the user's to delete; ours are replaced below
+    if not spec.fetchable:
+        raise missing(spec, folder)
     with _workshop(folder) as temporary:
         _bring(spec, folder, temporary, progress)
         progress("checking", 0, 0)
@@ -131,10 +138,10 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
             raise UserError(f"{name} came damaged and nothing was kept, fetch it again ({error})") from error
         progress("writing", 0, 0)
         try:
-            cache.save(folder, name, arrays, [])
+            save_cache(folder, name, arrays, [])
         except OSError as error:
-            raise UserError(f"{folder / cache.FILE} cannot be written ({error.strerror})") from error
-    return f"{name}: {folder / cache.FILE}, {spec.train} + {spec.test} images, good"
+            raise UserError(f"{folder / CACHE} cannot be written ({error.strerror})") from error
+    return f"{name}: {folder / CACHE}, {spec.count}, good"
 
 
 @contextlib.contextmanager

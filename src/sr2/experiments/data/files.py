@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import UserError
 
-Array = np.ndarray[Any, np.dtype[np.uint8]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class File:
 
 @dataclass(frozen=True)
 class Arrays:
-    """A whole data set as uint8 arrays: images (n, channels, height, width) and labels (n,)."""
+    """A whole data set as arrays, those of files as uint8: of images (n, channels, height, width) and labels (n,)."""
 
-    train_images: Array
-    train_labels: Array
-    test_images: Array
-    test_labels: Array
+    train_inputs: Array
+    train_targets: Array
+    test_inputs: Array
+    test_targets: Array
 
     def __iter__(self) -> Iterator[Array]:
-        return iter((self.train_images, self.train_labels, self.test_images, self.test_labels))
+        return iter((self.train_inputs, self.train_targets, self.test_inputs, self.test_targets))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,14 @@
-"""Reading the official pickles without executing what is in them."""
+"""Reading the official pickles without executing what is in them.
+
+A pickle names functions to call and states to set. None of numpy's is ever called: a forged state, such as an array of
+objects, would crash the interpreter. What an array says of itself is kept, checked to be plain bytes, and only then
+made an array.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from typing import Any
 
@@ -11,25 +17,68 @@ import numpy as np
 from ..errors import UserError
 
 
-def _empty_array(*_: object) -> np.ndarray[Any, Any]:
+class _Told:
+    """What stands in for a function or a type of numpy. Nothing can be set on it, unless a subclass lets it."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("it sets the state of what has none")
+
+
+class _Bytes(_Told):
+    """The type of bytes, numpy's uint8; no other one may be named."""
+
+    def __setstate__(self, state: object) -> None:
+        """A byte has no byte order and no fields: whatever is said of them is left alone."""
+
+
+class _Array(_Told):
+    """An array of bytes that is not one yet."""
+
+    __slots__ = ("made",)
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, by_column, raw = state
+        raw = raw.encode("latin1") if isinstance(raw, str) else raw  # as Python 2 wrote it
+        plain = isinstance(kind, _Bytes) and isinstance(raw, bytes) and isinstance(shape, tuple)
+        if not plain or not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) != len(raw):
+            raise pickle.UnpicklingError("it holds an array that is not one of plain bytes")
+        self.made = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_column else "C")
+
+
+class _Reconstruct(_Told):
     """numpy's `_reconstruct`, less the right to choose a type and to ask for memory; the state fills it."""
-    return np.empty(0, np.uint8)
+
+    def __call__(self, *_: object) -> _Array:
+        return _Array()
 
 
-def _encode_latin1(text: str, encoding: str) -> bytes:
+class _Dtype(_Told):
+    """numpy's `dtype`, of bytes."""
+
+    def __call__(self, name: object, *_: object) -> _Bytes:
+        if name not in ("u1", "|u1", b"u1", b"|u1"):
+            raise pickle.UnpicklingError(f"it holds an array of {name!r}, and only bytes are allowed")
+        return _Bytes()
+
+
+class _Encode(_Told):
     """`_codecs.encode` as protocol 2 uses it for bytes, less the right to choose a codec."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"the codec {encoding!r} is not allowed")
-    return text.encode("latin1")
+
+    def __call__(self, text: str, encoding: str) -> bytes:
+        if encoding != "latin1":
+            raise pickle.UnpicklingError(f"the codec {encoding!r} is not allowed")
+        return text.encode("latin1")
 
 
 # All that a dictionary of arrays and lists needs, under the old and the new name of numpy's core.
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _empty_array,
-    ("numpy._core.multiarray", "_reconstruct"): _empty_array,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _encode_latin1,
+_ALLOWED: dict[tuple[str, str], _Told] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Reconstruct(),
+    ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(),
+    ("numpy", "ndarray"): _Told(),
+    ("numpy", "dtype"): _Dtype(),
+    ("_codecs", "encode"): _Encode(),
 }
 
 
@@ -42,7 +91,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(content: bytes, file: str) -> dict[str, Any]:
-    """The dictionary in a pickle of arrays, lists, numbers and strings; all else is refused before it runs.
+    """The dictionary in a pickle of arrays of bytes, lists, numbers and strings; all else is an error, and is not run.
 
     Args:
         content: the bytes of the pickle, of Python 2 or 3.
@@ -56,4 +105,5 @@ def read_pickle(content: bytes, file: str) -> dict[str, Any]:
         ) from error
     if not isinstance(value, dict):
         raise UserError(f"{file} holds a {type(value).__name__} and not a batch of images: fetch it again")
-    return {k.decode("latin1") if isinstance(k, bytes) else str(k): v for k, v in value.items()}
+    named = {k.decode("latin1") if isinstance(k, bytes) else str(k): v for k, v in value.items()}
+    return {name: getattr(v, "made", None) if isinstance(v, _Told) else v for name, v in named.items()}

@@ -1,4 +1,4 @@
-"""Networks, one family a file: `cnn`, `mlp`, `resnet18`, `resnet34`, `densenet121`, `densenet201`; or yours.
+"""Networks, one family per file; `known()` names them all.
 
 >>> from sr2.experiments.models import build
 >>> sum(p.numel() for p in build("resnet34", classes=10, in_shape=(3, 32, 32)).parameters())

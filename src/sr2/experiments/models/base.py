@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..names import call, check_known, import_callable
 
-Shape = tuple[int, int, int]
-"""Channels, height and width of an image."""
+Shape = tuple[int, ...]
+"""Of an input; of an image: channels, height and width."""
 
 _MODULES = {
     "cnn": ".cnn",
@@ -27,6 +27,7 @@ _MODULES = {
     "resnet34": ".resnet",
     "densenet121": ".densenet",
     "densenet201": ".densenet",
+    "transformer": ".transformer",
 }
 
 
@@ -39,13 +40,13 @@ def build(name: str, classes: int, in_shape: Shape) -> nn.Module:
     """A network by its name, or by `module:callable`, with fresh weights.
 
     The weights come from torch's global generator: `torch.manual_seed` before the call decides them. Of
-    `num_classes`, `classes` and `in_shape`, a callable is given those that its signature has (`num_classes` also
-    where it takes any keyword, as torchvision's networks do).
+    `num_classes`, `classes`, `outputs` (all three are the same) and `in_shape`, a callable is given those that its
+    signature has (`num_classes` also where it takes any keyword, as torchvision's networks do).
 
     Args:
         name: "resnet34", … or "module:callable".
         classes: how many outputs.
-        in_shape: channels, height and width of an image.
+        in_shape: the shape of an input; of an image, channels, height and width.
     """
     if ":" in name:
         return _build_own(name, classes, in_shape)
@@ -56,7 +57,7 @@ def build(name: str, classes: int, in_shape: Shape) -> nn.Module:
 
 def _build_own(name: str, classes: int, in_shape: Shape) -> nn.Module:
     builder = import_callable("network", name)
-    given = {"num_classes": classes, "classes": classes, "in_shape": in_shape}
+    given = {"num_classes": classes, "classes": classes, "outputs": classes, "in_shape": in_shape}
     try:
         parameters = inspect.signature(builder).parameters
     except ValueError:  # a builtin has no signature to read
@@ -88,7 +89,7 @@ def fingerprint(model: nn.Module) -> str:
 class BatchNorm(nn.BatchNorm2d):
     """torch's batch norm with its names, except that `num_batches_tracked` stays 0.
 
-    A running average with a fixed momentum never reads that count, and on a GPU to advance it is one launch a layer:
+    A running average with a fixed momentum never reads that count, and on a GPU to advance it is one launch per layer:
     121 of them in every forward pass of DenseNet-121.
     """
 
@@ -98,7 +99,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def check_size(name: str, in_shape: Shape, least: int) -> None:
-    """Refuse images that the network would shrink to nothing."""
-    _, h, w = in_shape
-    if min(h, w) < least:
-        raise UserError(f"{name} needs images of at least {least} x {least}, and they are {h} x {w}: use cnn or mlp")
+    """Raise a UserError for images that the network would shrink to nothing, and for what is no image."""
+    size = " x ".join(map(str, in_shape[1:] if len(in_shape) == 3 else in_shape))
+    if len(in_shape) != 3 or min(in_shape[1:]) < least:
+        raise UserError(f"{name} needs images of at least {least} x {least}, and they are {size}: use cnn or mlp")

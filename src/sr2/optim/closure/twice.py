@@ -6,14 +6,15 @@ must leave no trace: not in batch-norm's statistics, not in the random number ge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from ...numerics import capturing, cut, end_to_end
+from ..parts.rules import Evidence, Rounding
 from ..state import Outcome
 from .losses import Closure, as_loss, explained, gradients_of
 from .watch import ClosureWatch
@@ -21,6 +22,8 @@ from .watch import ClosureWatch
 
 class Settled(Protocol):
     """What moves x, as far as it is needed here."""
+
+    def to_trial(self) -> Sequence[Tensor]: ...
 
     def put_back(self) -> None: ...
 
@@ -121,6 +124,15 @@ class TwoEvaluations:
             return self.loss, self.f, self.f_trial
         # Where the noise is not finite, s is not, and rejects the step itself.
         return self.loss, self.f + torch.where(noise.isfinite(), noise, 0.0), self.f_trial
+
+    def rho(self, make: Callable[[float], Settled], rounding: Rounding, group: Any, sigma: float) -> float:
+        """rho of the step that `make` makes with this sigma; nothing stays moved."""
+        self.move = move = make(sigma)
+        model = move.to_trial()
+        self.at_trial()
+        move.put_back()
+        evidence = Evidence.gather(self.losses(), model, rounding, group, torch.device("cpu"))
+        return float((evidence.actual + evidence.slack) / (evidence.predicted + evidence.slack))
 
     def again(self) -> Tensor:
         """The closure's loss where the parameters are now, without a trace."""

@@ -35,6 +35,8 @@ class Model(NamedTuple):
     """R(x) - R(x + s)"""
     ss: Tensor
     """|s|^2"""
+    sBs: Tensor
+    """s'Bs = sum(s^2 / step), twice the model's quadratic term: B is sigma, or sigma times the metric"""
 
 
 def add_models(models: Sequence[Model]) -> Model:
@@ -69,15 +71,19 @@ def proximal_point(
     return [z.to(x.dtype) for z, x in zip(regularizer.prox_of(us, steps), xs, strict=True)]
 
 
-def model_of(xs: Sequence[Tensor], vs: Sequence[Tensor], zs: Sequence[Tensor], regularizer: Regularizer) -> Model:
-    """v's, R(x) - R(z) and |s|^2 for s = z - x, summed in float64."""
-    products, squares = [], []
-    for x, v, z in zip(xs, vs, zs, strict=True):
+def model_of(
+    xs: Sequence[Tensor], vs: Sequence[Tensor], zs: Sequence[Tensor], steps: Sequence[Step], regularizer: Regularizer
+) -> Model:
+    """v's, R(x) - R(z), |s|^2 and s'Bs for s = z - x, summed in float64."""
+    products, squares, scaled = [], [], []
+    for x, v, z, step in zip(xs, vs, zs, steps, strict=True):
         # z - x of two neighbouring float32 is exact, or nearly so; bfloat16 would round it to 8 bits.
         s = wide(z) - wide(x)
         products.append(exact_sum(wide(v) * s))
         squares.append(exact_sum(s.square_()))
-    return Model(add(products), regularizer.decrease_of(xs, zs).to(products[0].device), add(squares))
+        own = isinstance(step, Tensor) and step.dim() > 0
+        scaled.append(exact_sum(s.div_(step)) if own else squares[-1] / step)
+    return Model(add(products), regularizer.decrease_of(xs, zs).to(products[0].device), add(squares), add(scaled))
 
 
 def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
@@ -93,23 +99,30 @@ def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
 class Proposal:
     """One group's tensors during a step: x, g, v, the step sizes, and the states to come.
 
-    v is g until `turn` is called; a fused move takes the average in its own kernel instead.
+    `turn` makes v and the steps; a fused move does both in its own kernel instead.
     """
 
     regularizer: Regularizer
     xs: list[Tensor]
     gs: list[Tensor]
-    diagonal: list[Tensor] | None
-    """D of the metric; None is the identity."""
+    step: Step
+    """1 / sigma, or a learning rate."""
+    metric: Metric | None
     direction: Direction | None
     states: list[State]
-    news: list[State]
-    steps: Sequence[Step] = ()
+    news: list[State] = field(default_factory=list)
+    """What momentum and metric will remember."""
     vs: list[Tensor] = field(default_factory=list)
+    steps: Sequence[Step] = ()
+    """1 / D: `step` over the metric's diagonal."""
 
     @staticmethod
     def of(
-        group: Mapping[str, Any], states: Mapping[Any, State], metric: Metric | None, direction: Direction | None
+        group: Mapping[str, Any],
+        states: Mapping[Any, State],
+        step: Step,
+        metric: Metric | None,
+        direction: Direction | None,
     ) -> Proposal | None:
         """The tensors of one group that take part in this step, None if there are none.
 
@@ -123,15 +136,14 @@ class Proposal:
         gs = [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
         if any(g.layout != torch.strided for g in gs):
             raise ValueError(NO_SPARSE)
-        own = [states[x] for x in xs]
-        diagonal: list[Tensor] | None = None
-        news: list[State] = [{} for _ in xs]
-        if metric is not None:
-            diagonal, news = metric.update(xs, gs, own)
-        return Proposal(regularizer, xs, gs, diagonal, direction, own, news, vs=gs)
+        return Proposal(regularizer, xs, gs, step, metric, direction, [states[x] for x in xs])
 
     def turn(self) -> None:
-        """v <- the direction for these gradients, with the states that it remembers."""
+        """v and the steps for these gradients, with the states that direction and metric remember."""
+        self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
+        if self.metric is not None:
+            D, self.news = self.metric.update(self.xs, self.gs, self.states)
+            self.steps = [self.step / d for d in D]
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
             self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
@@ -220,7 +232,7 @@ class ByGroup:
                 pieces = [(way, _some(numbers, p.xs, kept, p.vs, p.steps)) for way, numbers in ways]
                 models.append(add_models([way(piece, p.regularizer, self._keep) for way, piece in pieces]))
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the SVD of what is not finite
-                models.append(Model(*torch.full((3,), math.nan, dtype=torch.float64, device=p.xs[0].device)))
+                models.append(Model(*torch.full((4,), math.nan, dtype=torch.float64, device=p.xs[0].device)))
         return add_models(models)
 
     def noise(self) -> Tensor | None:
@@ -234,7 +246,7 @@ class ByGroup:
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
-            if outcome.sound:
+            if outcome.learns:
                 self.commit(None)
             if not outcome.accepted:
                 self.put_back()
@@ -242,7 +254,7 @@ class ByGroup:
         for p, kept in zip(self.proposals, self.kept, strict=True):
             for x, old in zip(p.xs, kept, strict=True):
                 x.copy_(torch.where(outcome.accepted, x, old))  # a choice, so that no NaN leaks
-        self.commit(outcome.sound)
+        self.commit(outcome.learns)
 
     def commit(self, sound: Tensor | None) -> None:
         for p in self.proposals:

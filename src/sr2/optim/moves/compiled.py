@@ -39,7 +39,7 @@ def _compiler() -> Callable[..., Any]:
         (z,) = proximal_point([old], [v], [step], regularizer)
         z = z * ones
         x.copy_(z)
-        return model_of([old], [v], [z], regularizer)
+        return model_of([old], [v], [z], [step], regularizer)
 
     # For one loop over memory, two things: z, which reads more than two tensors, is stored before it is summed; and
     # its loop must stay a loop over rows, as the sums' are, which an operand of one row sees to.

@@ -32,7 +32,7 @@ def joined(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
         step = end_to_end(own)
     (z,) = proximal_point([x], [v], [step], regularizer)
     torch._foreach_copy_(list(group.xs), cut(z, group.xs))
-    return model_of([x], [v], [z], regularizer)
+    return model_of([x], [v], [z], [step], regularizer)
 
 
 def chunked(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
@@ -45,11 +45,12 @@ def chunked(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
         else:
             zs = proximal_point(piece.olds, piece.vs, piece.steps, regularizer)
             piece.xs[0].copy_(zs[0])
-            models.append(model_of(piece.olds, piece.vs, zs, regularizer))
+            models.append(model_of(piece.olds, piece.vs, zs, piece.steps, regularizer))
     if sums:  # of runs, as `exact_sum` takes them
         a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
         vs, dR, norms = (torch.cat(column).double() for column in zip(*sums, strict=True))
-        models.append(Model(vs.sum(), (a or b) * dR.sum(), norms.square_().sum()))
+        ss = norms.square_().sum()
+        models.append(Model(vs.sum(), (a or b) * dR.sum(), ss, ss / group.steps[0]))
     return add_models(models)
 
 

@@ -18,4 +18,4 @@ def move(piece: Piece, regularizer: Regularizer) -> Model:
     zs = proximal_point(olds, vs, steps, regularizer)
     for x, z in zip(xs, zs, strict=True):
         x.copy_(z)
-    return model_of(olds, vs, zs, regularizer)
+    return model_of(olds, vs, zs, steps, regularizer)

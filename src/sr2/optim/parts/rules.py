@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -53,6 +53,8 @@ class Evidence(NamedTuple):
     """R(x) - R(x + s)."""
     ss: Tensor
     """|s|^2."""
+    sBs: Tensor
+    """s'Bs, twice the model's quadratic term: B is sigma, or sigma times the metric."""
     slack: Tensor
     """What rounding may make of f(x) - f(x + s)."""
     all_finite: Tensor
@@ -66,7 +68,7 @@ class Evidence(NamedTuple):
 
         Args:
             losses: the loss, f(x) and f(x + s), of this process.
-            model: v's, R(x) - R(x + s) and |s|^2.
+            model: v's, R(x) - R(x + s), |s|^2 and s'Bs.
             rounding: how well f is known.
             group: the processes, None where there is one.
             device: where decisions are made.
@@ -75,8 +77,8 @@ class Evidence(NamedTuple):
         if group is not None:
             mean_over(group, values)
         numbers = torch.cat([values, torch.stack(list(model))]).to(device)
-        loss, f, f_trial, vs, dR, ss = numbers.unbind()
-        return Evidence(loss, f, f_trial, vs, dR, ss, rounding.slack(f, f_trial), numbers.isfinite().all())
+        loss, f, f_trial, vs, dR, ss, sBs = numbers.unbind()
+        return Evidence(loss, f, f_trial, vs, dR, ss, sBs, rounding.slack(f, f_trial), numbers.isfinite().all())
 
     @property
     def actual(self) -> Tensor:
@@ -87,6 +89,12 @@ class Evidence(NamedTuple):
     def predicted(self) -> Tensor:
         """R(x) - R(x + s) - v's."""
         return self.dR - self.vs
+
+    @property
+    def curvature(self) -> Tensor:
+        """2 (f(x + s) - f(x) - v's) / s'Bs: the curvature of f along s, as a share of the model's. Without R, rho is
+        1 - curvature / 2."""
+        return 2 * (self.f_trial - self.f - self.vs) / self.sBs
 
     @property
     def finite(self) -> Tensor:
@@ -133,6 +141,9 @@ class Constants(NamedTuple):
 
 class Rule(ABC):
     """Accept? Next sigma? Null steps (s = 0) and batches that are not finite at x are not its question."""
+
+    forgets: ClassVar[bool] = False
+    """Whether momentum and metric forget the gradient of a batch whose step is rejected."""
 
     @abstractmethod
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:

@@ -1,0 +1,5 @@
+"""The average of the iterates. An exchangeable part of SR2: `SR2(model, average=Polynomial(8.0))`."""
+
+from .optim.parts.averaging import Averaging, Polynomial
+
+__all__ = ["Averaging", "Polynomial"]

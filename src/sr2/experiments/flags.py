@@ -1,0 +1,130 @@
+"""Flags from configurations and constructors: a new setting or a new option of an optimizer is a flag by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from tyro.conf import arg
+
+from .. import directions, rules, schedules
+from .run import registry
+from .run.config import Settings
+from .run.options import described, parameters, parse, parse_pairs
+
+Config = TypeVar("Config", bound=Settings)
+
+_OF_THE_RUN = {
+    "cooldown": "The share of the steps, at the end of the run, over which they are made ever shorter: 0.2.",
+    "batch_growth": "kappa of assumption 3; a batch that fails it is not stepped on, and the next is larger.",
+}
+"""Options whose value on the command line is a number that the run makes the constructor's argument of."""
+_SECTIONS = {
+    "run": "What is trained, and for how long.",
+    "optimizer": "How it is trained. An option that is left out has the default of its optimizer's constructor.",
+    "machine": "Where and in which arithmetic.",
+    "files": "What is written, and where.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """The flags of a command that trains: a dataclass for tyro, and the way from its values to a configuration."""
+
+    kind: type
+    start: Settings
+
+    def config(self, values: Any) -> Any:
+        """The configuration that parsed values ask for."""
+        flat = _flat(values)
+        settings = {f.name: flat[f.name] for f in dataclasses.fields(self.start) if f.name in flat}
+        given = {name: parse(text) for name in options() if (text := flat.get(name)) is not None}
+        elsewhere = {name: f"it is given by --{name.replace('_', '-')} too" for name in given}
+        given |= parse_pairs("--opt", "an option", flat["opt"], elsewhere)
+        return dataclasses.replace(self.start, **settings).having(options=given)
+
+    def files(self, values: Any) -> dict[str, Any]:
+        """Where to write."""
+        return {name: _flat(values)[name] for name in ("runs", "tensorboard")}
+
+
+def training_flags(start: Settings, runs: Path) -> Flags:
+    """The flags of a command that trains; what is not given stays as it is in `start`."""
+    kinds = get_type_hints(type(start))
+    sections: dict[str, list[Any]] = {"": [], **{name: [] for name in _SECTIONS}}
+    for item in dataclasses.fields(start):
+        if "help" in item.metadata:
+            about = arg(prefix_name=False, help=item.metadata["help"])
+            default = dataclasses.field(default=getattr(start, item.name))
+            sections[item.metadata["section"]].append((item.name, Annotated[kinds[item.name], about], default))
+    sections["optimizer"] += [_option_flag(name, start) for name in options()]
+    more = "Any option as key=value, also of your own optimizer: --opt eta2=0.9 rule=mine:make."
+    sections["optimizer"].append(_flag("opt", tuple[str, ...], (), more))
+    sections["files"] += [
+        _flag("runs", Path, runs, "The folder of runs."),
+        _flag("tensorboard", bool, False, "Also write TensorBoard's event files into the run's folder."),
+    ]
+    fields = sorted(sections.pop(""), key=lambda field: field[0] not in ("data", "model", "lam"))
+    for name, members in sections.items():
+        kind = dataclasses.make_dataclass(name, members, frozen=True)
+        fields.append((name, Annotated[kind, arg(help=_SECTIONS[name])], dataclasses.field(default=kind())))
+    return Flags(dataclasses.make_dataclass("Flags", fields, frozen=True), start)
+
+
+def options() -> list[str]:
+    """The options of the built-in optimizers that have a flag of their own; those named as a setting have none."""
+    settings = {item.name for item in dataclasses.fields(Settings)}
+    found = dict.fromkeys(n for optimizer in registry.OPTIMIZERS for n in registry.option_names(optimizer))
+    return [name for name in found if name not in settings]
+
+
+def _option_flag(name: str, start: Settings) -> Any:
+    """--eta2: whose it is, what it does, and the default of each of them."""
+    owners = [o for o in registry.OPTIMIZERS if registry.has_option(o, name)]
+    takes = {o: parameters(registry.OPTIMIZERS[o]).get(name) for o in owners}
+    words = _OF_THE_RUN.get(name) or _words(name, owners)
+    defaults = {registry.printed(o): _shown(p.default if p else None) for o, p in takes.items()}
+    if name in start.options:
+        hint = str(start.options[name])
+    elif len(set(defaults.values())) == 1:
+        hint = next(iter(defaults.values()))
+    else:
+        hint = ", ".join(f"{o} {value}" for o, value in defaults.items())
+    text = f"{', '.join(map(registry.printed, owners))}: {words}"
+    known = [p for p in takes.values() if p is not None]
+    metavar = "FLOAT" if name in _OF_THE_RUN else _metavar(str(known[0].annotation))
+    return _flag(name, str | None, None, text, metavar=metavar, help_behavior_hint=f"(default: {hint})")
+
+
+def _words(name: str, owners: Sequence[str]) -> str:
+    """What the constructors of its owners say of an option, else those of the parts that it is shorthand for."""
+    parts = [vars(module)[part] for module in (rules, directions, schedules) for part in module.__all__]
+    for constructor in (*(registry.OPTIMIZERS[owner] for owner in owners), *parts):
+        if words := described(constructor).get(name):
+            return words
+    return ""
+
+
+def _flag(name: str, kind: Any, default: Any, words: str, **more: Any) -> Any:
+    return name, Annotated[kind, arg(prefix_name=False, help=words, **more)], dataclasses.field(default=default)
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _metavar(annotation: str) -> str:
+    """float | None -> FLOAT."""
+    words = [word for word in re.findall(r"\w+", annotation) if word in ("float", "int", "str", "bool")]
+    return "|".join(dict.fromkeys(words)).upper() or "MODULE:CALLABLE"
+
+
+def _flat(values: Any) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    for item in dataclasses.fields(values):
+        value = getattr(values, item.name)
+        found |= _flat(value) if dataclasses.is_dataclass(value) else {item.name: value}
+    return found

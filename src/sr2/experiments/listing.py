@@ -1,0 +1,13 @@
+"""Plain tables for the terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+
+def headed_table(title: str, *headings: str) -> Table:
+    """A table of numbers; names and places are on the left."""
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("name", "here") else "right")
+    return table

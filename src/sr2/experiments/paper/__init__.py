@@ -1,0 +1,1 @@
+"""The experiments of the paper: its cells, their settings, its published numbers."""

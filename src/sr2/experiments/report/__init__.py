@@ -1,0 +1,1 @@
+"""Tables, figures and one page from run folders. Nothing here trains, and nothing here knows the paper."""

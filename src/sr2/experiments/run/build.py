@@ -1,0 +1,187 @@
+"""From a configuration to objects, and the checks that come before anything starts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from ... import optim, regularizers
+from ...optim import ProximalOptimizer
+from ...regularizers import Regularizer
+from .. import data, models
+from ..errors import UserError
+from ..names import check_known
+from . import registry
+from .config import Precision, RunConfig
+from .network import AUTOCAST
+from .options import as_annotated, parameters, parse_pairs
+
+
+def make_regularizer(config: RunConfig) -> Regularizer | None:
+    """The regularizer with its constants; None for "none"."""
+    constants = parse_pairs("--reg", "a constant of a regularizer", config.reg, {"lam": "use --lam for lambda"})
+    takes = registry.constants(config.regularizer)
+    if "lam" in takes:
+        constants = {"lam": config.lam, **constants}
+    elif config.lam != RunConfig.lam:
+        raise UserError(f"{config.regularizer} has no lam: leave out --lam")
+    needed = [f"{n}=…" for n, default in takes.items() if default is inspect.Parameter.empty and n not in constants]
+    unknown = [n for n in constants if n not in takes]
+    others = [n for n in takes if n != "lam"]
+    if unknown:
+        known = f"its constants are {', '.join(others)}" if others else "it takes none"
+        raise UserError(f"{config.regularizer} has no constant {unknown[0]!r}: {known}")
+    if needed:
+        raise UserError(f"{config.regularizer} needs more constants: add --reg {' '.join(needed)}")
+    if config.regularizer == "none":
+        return None
+    with _as_user_errors():
+        made = registry.find_regularizer(config.regularizer)(**constants)
+        regularizers.base.check_regularizer(made)
+    return made  # type: ignore[no-any-return]
+
+
+def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer:
+    """The optimizer of the model's parameters, with its options and its regularizer.
+
+    steps: of the whole run, which a cooldown must know.
+    """
+    regularizer = make_regularizer(config)
+    constructor = registry.find_optimizer(config.optimizer)
+    takes = parameters(constructor)
+    for name in config.options:
+        check_option(config.optimizer, name)
+    options = {name: as_annotated(value, takes.get(name)) for name, value in config.options.items()}
+    with _as_user_errors():
+        if (kappa := options.get("batch_growth")) is not None:
+            options["batch_growth"] = optim.BatchGrowth(kappa, config.batch, largest=config.largest_batch)
+        if options.pop("cooldown", None) is not None and cools_by_itself(config.optimizer):
+            options["cooldown"] = cooldown_steps(config, steps)
+        options |= {name: value for name, value in _given(config).items() if name in takes or name == "penalize"}
+        try:
+            inspect.signature(constructor).bind(model, regularizer, **options)
+        except TypeError as error:
+            raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}: {error}") from error
+        made = constructor(model, regularizer, **options)
+    if not isinstance(made, ProximalOptimizer):
+        raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}, and returned a {type(made).__name__}")
+    return made
+
+
+def check_option(optimizer: str, name: str) -> None:
+    """Raise a UserError that lists the options of an optimizer, unless `name` is one of them."""
+    if not registry.has_option(optimizer, name):
+        theirs = ", ".join(registry.option_names(optimizer))
+        raise UserError(f"{optimizer} has no option {name}: its options are {theirs}")
+
+
+def _given(config: RunConfig) -> dict[str, Any]:
+    """What follows from the settings; an optimizer is told what it has an argument for."""
+    given: dict[str, Any] = {"penalize": config.penalize, "autocast": AUTOCAST.get(config.precision)}
+    if torch.device(config.device).type == "cuda" and config.option("batch_growth") is None:
+        given["capturable"] = True  # whole steps are replayed as CUDA graphs
+    return given
+
+
+_OWN_OPTIMIZER = (
+    "is called as (model, regularizer, penalize=…, **options) and must return a sr2.optim.ProximalOptimizer"
+)
+
+
+def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:
+    """The first and the last step of the run's cooldown, of so many steps in all.
+
+    >>> cooldown_steps(RunConfig.of(cooldown=0.2), 1000)
+    (800, 1000)
+    """
+    share = config.option("cooldown")
+    if share is None:
+        return None
+    first = max(1, round((1 - float(share)) * steps))
+    return first, max(first + 1, steps)
+
+
+def cools_by_itself(optimizer: str) -> bool:
+    """Whether the optimizer of that name is told its cooldown; else the run lowers its learning rate."""
+    return "cooldown" in parameters(registry.find_optimizer(optimizer))
+
+
+@contextlib.contextmanager
+def _as_user_errors() -> Iterator[None]:
+    """What a constructor of the library finds wrong with its arguments is a mistake of the user."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+
+
+# ---- before anything starts
+
+
+def checked(config: RunConfig) -> RunConfig:
+    """The config with `auto` resolved, if it can be run; a UserError that says why, if not. Nothing is loaded."""
+    config = check_place(config)
+    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
+        if getattr(config, name) < least:
+            raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
+    if config.seed >= 2**63:
+        raise UserError(f"seed must be below 2^63, and is {config.seed}")
+    if config.option("batch_growth") is not None and config.largest_batch < config.batch:
+        raise UserError(f"largest_batch must be at least the batch, {config.batch}, and is {config.largest_batch}")
+    if (share := config.option("cooldown")) is not None:
+        if not isinstance(share, float) or not 0 < share <= 1:
+            raise UserError(f"cooldown must be a share of the run, as 0.2, and is {_plain(share)}")
+        for name in ("batch_growth", "epsilon"):  # with either, nobody knows the last step
+            if (value := config.option(name)) is not None:
+                raise UserError(f"leave out cooldown={share:g} or {name}={_plain(value)}: they exclude each other")
+    if config.certificate and config.optimizer != "sr2":
+        raise UserError(f"a certificate is about steps of sr2, and the optimizer is {config.optimizer}")
+    if config.certificate and (config.option("momentum") or config.option("metric")):
+        raise UserError("a certificate is about plain gradients: leave out momentum and metric, or the certificate")
+    # What it finds wrong with its options, it says itself.
+    make_optimizer(dataclasses.replace(config, device="cpu"), nn.Linear(2, 2))
+    return config
+
+
+def check_place(config: RunConfig) -> RunConfig:
+    """The config with `auto` resolved, if its data set, its network and its device can be had; no optimizer is made."""
+    if config.device == "auto":
+        config = dataclasses.replace(config, device="cuda" if torch.cuda.is_available() else "cpu")
+    for kind, name, known in (("data set", config.data, data.known()), ("network", config.model, models.known())):
+        if ":" not in name:
+            check_known(kind, name, known)
+    check_arithmetic(config.precision, find_device(config.device))
+    return config
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def check_arithmetic(precision: str, device: torch.device) -> None:
+    """A UserError if there is no such arithmetic, or not on that device."""
+    if precision not in get_args(Precision):
+        raise UserError(f"precision must be one of {', '.join(get_args(Precision))}, and is {precision!r}")
+    if precision == "tf32" and device.type != "cuda":
+        raise UserError(f"tf32 is arithmetic of CUDA devices, and the device is {device}: use fp32 or bf16")
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name, if it is here; a UserError if not."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"unknown device {name!r}: use cpu, cuda, cuda:0 or auto") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"the device must be cpu or cuda, and is {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"there is no device {name!r} here ({torch.cuda.device_count()} are): use --device cpu")
+    return device

@@ -1,0 +1,117 @@
+"""A grid of optimizers x regularizers x lambdas x seeds: what is finished is skipped, what does not fit is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from . import registry
+from .build import checked, make_regularizer
+from .config import RunConfig, Settings, setting
+from .options import parse
+from .progress import Watch
+from .stop import DivergedError, StoppedError, StopSignals
+from .train import train
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid(Settings):
+    """What to compare; every other setting is shared, and an option goes to the optimizers that have it."""
+
+    optimizers: tuple[str, ...] = setting(
+        ("sr2", "proxgen", "proxsgd"), "Each may bring options of its own: sr2 proxgen,lr=0.1,momentum=0.9.", ""
+    )
+    regularizers: tuple[str, ...] = setting(("l1", "l0"), "Each may bring constants: l1 lp,p=0.5 none.", "")
+    lams: tuple[float, ...] = setting((1e-4, 1e-3, 1e-2), "lambdas, for the regularizers that have one.", "")
+    seeds: tuple[int, ...] = setting((0,), "Seeds.")
+
+
+def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
+    """The runs of a grid, checked, and a sentence for each pair that does not fit.
+
+    >>> runs, left_out = expand(Grid(optimizers=("sr2", "proxsgd"), lams=(0.1,)))
+    >>> [run.label for run in runs]
+    ['SR2 l1 0.1', 'SR2 l0 0.1', 'ProxSGD l1 0.1']
+    """
+    optimizers = [_optimizer(grid, text) for text in grid.optimizers]
+    regularizers = [_regularizer(text) for text in grid.regularizers]
+    _check_each(grid, optimizers, regularizers)
+    runs: dict[str, RunConfig] = {}
+    left_out: dict[str, str] = {}
+    for optimizer, regularizer in itertools.product(optimizers, regularizers):
+        for lam, seed in itertools.product(_lams(grid, regularizer), grid.seeds):
+            try:
+                run = checked(RunConfig(**optimizer, **regularizer, lam=lam, seed=seed))
+            except UserError as error:  # each is right, and they do not fit
+                pair = f"{optimizer['optimizer']} x {regularizer['regularizer']}"
+                left_out.setdefault(pair, f"{pair} is left out: {error}")
+            else:
+                runs[run.key] = run
+    if not runs:
+        raise UserError(next(iter(left_out.values()), "the grid is empty: name an optimizer, a regularizer and a seed"))
+    return list(runs.values()), list(left_out.values())
+
+
+def _optimizer(grid: Grid, text: str) -> dict[str, Any]:
+    """The settings of "proxgen,lr=0.1": its own options over those of the grid that it has."""
+    name, *pairs = text.split(",")
+    settings = {f.name: getattr(grid, f.name) for f in dataclasses.fields(Settings)}
+    options = {option: value for option, value in grid.options.items() if registry.has_option(name, option)}
+    for pair in pairs:
+        option, equals, value = pair.partition("=")
+        if not equals or not registry.has_option(name, option):
+            theirs = ", ".join(registry.option_names(name))
+            raise UserError(f"{pair!r} is not an option of {name}: write {name},key=value with key one of {theirs}")
+        options[option] = parse(value)
+    return {**settings, "optimizer": name, "options": options}
+
+
+def _regularizer(text: str) -> dict[str, Any]:
+    """The settings of "lp,p=0.5"."""
+    name, *constants = text.split(",")
+    return {"regularizer": name, "reg": tuple(constants)}
+
+
+def _lams(grid: Grid, regularizer: dict[str, Any]) -> Sequence[float]:
+    return grid.lams if registry.has_lambda(regularizer["regularizer"]) else (RunConfig.lam,)
+
+
+def _check_each(grid: Grid, optimizers: Sequence[dict[str, Any]], regularizers: Sequence[dict[str, Any]]) -> None:
+    """What is wrong by itself, not only in a pair, is an error of the whole grid."""
+    for option in grid.options:
+        if not any(registry.has_option(o["optimizer"], option) for o in optimizers):
+            raise UserError(f"no optimizer of the grid has the option {option}: leave it out")
+    for optimizer in optimizers:
+        checked(RunConfig(**optimizer, regularizer="none"))
+    for regularizer in regularizers:
+        for lam in _lams(grid, regularizer):
+            make_regularizer(RunConfig(**regularizer, lam=lam))
+
+
+def compare(grid: Grid, root: Path, stop: StopSignals, tensorboard: bool = False) -> tuple[list[Path], list[str]]:
+    """Train the runs of a grid one after another.
+
+    A run that diverges does not end the others.
+
+    Returns:
+        the folders of the finished runs, and a sentence for each that diverged.
+    """
+    runs, left_out = expand(grid)
+    watch = Watch(len(runs))
+    for sentence in left_out:
+        watch.say(sentence)
+    done: list[Path] = []
+    failed: list[str] = []
+    for run in runs:
+        if stop.asked:
+            raise StoppedError(f"stopped after {len(done)} of {len(runs)} runs: run the same command to go on")
+        try:
+            done.append(train(run, root, watch, stop, tensorboard))
+        except DivergedError as error:
+            failed.append(str(error))
+            watch.say(str(error))
+    return done, failed

@@ -1,0 +1,118 @@
+"""A configuration made real: the network, its batches, and the arithmetic of its forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...optim.closure.twice import untouched
+from ..data import Batches, EvalBatches, eval_batches, load
+from ..errors import UserError
+from ..models import build
+from .config import RunConfig
+from .network import Network, set_float32_arithmetic
+
+EVAL_BATCH = 500
+T = TypeVar("T")
+
+
+class Problem:
+    """What a run trains and measures.
+
+    Attributes:
+        model: the network with its first weights, on the device.
+        task: of the data set: its loss and its score.
+        batches: the training batches.
+        test: the test examples, in order, not augmented.
+        loss, outputs, arithmetic: of the network in the run's precision, see `Network`.
+        statistics: how many numbers `task.statistics` has.
+        targets_per_example: of an image one, its label; of a window as many as it has tokens.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        device = torch.device(config.device)
+        on_cuda = device.type == "cuda"  # channels_last is the layout of cuDNN's fast kernels
+        if on_cuda:
+            _set_up_cuda(config.precision, config.deterministic)
+        dataset = load(config.data)
+        torch.manual_seed(config.seed)
+        model = build(config.model, dataset.outputs, dataset.in_shape)
+        self.model = model.to(device)
+        if on_cuda:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.device = device
+        self.batches = Batches(
+            dataset, config.batch, device, seed=config.seed, augment=config.augment, channels_last=on_cuda
+        )
+        self.test: EvalBatches = eval_batches(dataset, EVAL_BATCH, device, channels_last=on_cuda)
+        self._kept: dict[str, Any] = {}
+        self.task = self.batches.task
+        self.targets_per_example = self.batches.targets[0].numel()
+        self.network = Network(model, device, config.precision, self.task, compiled=config.compile)
+        self.loss, self.outputs, self.arithmetic = self.network.loss, self.network.outputs, self.network.arithmetic
+        self._check_forward(config, dataset.outputs)
+
+    def kept(self, name: str, make: Callable[[], T]) -> T:
+        """What is made once for this problem and used again: `make` is called the first time."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]  # type: ignore[no-any-return]
+
+    def load_weights(self, weights: Mapping[str, Tensor], folder: Path) -> None:
+        """Give the network the weights that a run's folder has."""
+        try:
+            self.model.load_state_dict(weights)
+        except RuntimeError as error:
+            why = " ".join(str(error).split())
+            raise UserError(f"the weights of {folder} do not fit its network {self.config.model}: {why}") from error
+
+    def check_training(self, config: RunConfig) -> None:
+        """A network that cannot be trained on such batches is said to be so before the first step; no trace is left."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not parameters:
+            raise UserError(f"{config.model} has no parameters to train: at least one must require a gradient")
+        x, _ = next(self.batches.epoch(0))
+        with untouched(self.model, parameters):
+            self.model.train()
+            try:
+                with self._failing(config, x, f" while training, {len(x)} in a batch"), torch.enable_grad():
+                    depends = self.outputs(x).requires_grad
+            finally:
+                self.model.eval()
+        if not depends:
+            raise UserError(f"the outputs of {config.model} while training do not depend on its parameters")
+
+    def _check_forward(self, config: RunConfig, outputs: int) -> None:
+        """A network that does not fit the examples is said to be so before the first step."""
+        x, y = (t[:2] for t in next(iter(self.test)))
+        self.model.eval()
+        with self._failing(config, x), torch.no_grad():
+            out = self.outputs(x)
+        expected = self.task.output_shape(y, outputs)
+        if tuple(out.shape) != expected:
+            raise UserError(
+                f"{config.model} gives outputs of shape {tuple(out.shape)} for {len(x)} {self.task.examples} of "
+                f"{config.data}: they must be of shape {expected}"
+            )
+        self.statistics = len(self.task.statistics(out, y))
+
+    @contextmanager
+    def _failing(self, config: RunConfig, x: Tensor, mode: str = "") -> Iterator[None]:
+        """What a network finds wrong with its inputs is a mistake of the user."""
+        try:
+            yield
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+            what = f"{' x '.join(map(str, x.shape[1:]))} {self.task.examples} of {config.data}"
+            raise UserError(f"{config.model} fails on the {what}{mode}: {error}") from error
+
+
+def _set_up_cuda(precision: str, deterministic: bool) -> None:
+    set_float32_arithmetic(precision)
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic  # the fastest algorithms of this process, not of every process

@@ -1,0 +1,85 @@
+"""The pruning sweep: set |w| <= 10^-k to zero for k = 1..8, without retraining, and look at the score."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ...zeros import prune_
+from ..listing import headed_table
+from .evaluate import evaluate, percent_zero, recalibrate_
+from .problem import Problem
+from .store import WEIGHTS, RunRecord, RunStore, read_run
+from .trained import trained
+
+LEVELS = range(1, 9)
+
+
+def sweep(problem: Problem) -> dict[str, Any]:
+    """Score and sparsity at every threshold, with batch-norm's statistics as they are and estimated anew.
+
+    The network has its own weights again afterwards.
+    """
+    kept = {name: tensor.clone() for name, tensor in problem.model.state_dict().items()}
+    score, rows = problem.task.score.name, []
+    try:
+        unpruned = {score: evaluate(problem)[1], "sparsity_pct": percent_zero(problem.model)}
+        for k in LEVELS:
+            problem.model.load_state_dict(kept)
+            pruned = prune_(problem.model, 10.0**-k)
+            plain = evaluate(problem)[1]
+            again = evaluate(problem)[1] if recalibrate_(problem) else plain
+            rows.append(
+                {
+                    "alpha": 10.0**-k,
+                    "k": k,
+                    "sparsity_pct": 100 * pruned.fraction,
+                    score: plain,
+                    f"{score}_recalibrated": again,
+                }
+            )
+    finally:
+        problem.model.load_state_dict(kept)
+    return {"rows": rows, "unpruned": unpruned}
+
+
+def prune_run(folder: Path, device: str | None = None, *, trust: bool = False) -> dict[str, Any]:
+    """The sweep of a finished run, written to its `prune.json`; the stored weights are only read.
+
+    Args:
+        folder: of the run.
+        device: where to evaluate, if not where the run was trained.
+        trust: see `trained`.
+    """
+    result = sweep(trained(folder, device, trust=trust))
+    RunStore(folder, read_run(folder).config).write_prune(result)
+    return result
+
+
+def prune_runs(records: Iterable[RunRecord], device: str | None = None, *, trust: bool = False) -> int:
+    """Prune the runs that have their weights, and print their sweeps; the exit code of `sr2 prune`."""
+    console, done = Console(), 0
+    for record in records:
+        if not (record.path / WEIGHTS).exists():
+            why = "the run did not finish, or its weights were deleted"
+            print(f"skipped: {record.path / WEIGHTS} is not there: {why}", file=sys.stderr)
+            continue
+        with console.status(f"pruning {record.path}"):
+            sweep = prune_run(record.path, device, trust=trust)
+        score = record.score
+        title = f"{record.config.label} ({record.path.name})"
+        table = headed_table(title, "|w| <=", "zeros %", score.heading, "batch-norm anew")
+        plain, digits = sweep["unpruned"], score.digits
+        table.add_row("as trained", f"{plain['sparsity_pct']:.2f}", f"{plain[score.name]:.{digits}f}", "")
+        for row in reversed(sweep["rows"]):
+            scores = (f"{row[name]:.{digits}f}" for name in (score.name, f"{score.name}_recalibrated"))
+            table.add_row(f"1e-{row['k']}", f"{row['sparsity_pct']:.2f}", *scores)
+        console.print(table)
+        done += 1
+    if not done:
+        print("error: there is nothing to prune: no run that was named has its weights", file=sys.stderr)
+    return 0 if done else 2

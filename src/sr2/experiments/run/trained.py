@@ -1,0 +1,48 @@
+"""A finished run, taken up again to be used or measured. Nothing here trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ..errors import UserError
+from .build import check_place
+from .problem import Problem
+from .store import RunRecord, RunStore, read_run, read_weights
+
+
+def trained(folder: Path | str, device: str | None = None, *, trust: bool = False) -> Problem:
+    """The network of a finished run with its weights, and the examples that it was trained and tested on.
+
+    >>> problem = trained("runs/digits-cnn-sr2-l1-0.001-s0-a5b134183c", device="cpu")  # doctest: +SKIP
+    >>> problem.model  # a torch.nn.Module, in evaluation mode                         # doctest: +SKIP
+    >>> for x, y in problem.test: ...  # images scaled as it has learnt them           # doctest: +SKIP
+
+    Args:
+        folder: of the run.
+        device: where to, if not where the run was trained.
+        trust: whether to import the `module:callable` that the run's config.json names for its network or its data.
+            A folder that somebody else made may name any code.
+    """
+    record = read_run(Path(folder))
+    weights = read_weights(record.path)
+    if not trust:
+        _check_own_code(record)
+    # A CPU has no tf32, and compiling does not pay for a few passes.
+    config = dataclasses.replace(record.config, compile=False, device=device or record.config.device)
+    if config.precision == "tf32" and not config.device.startswith("cuda"):
+        config = dataclasses.replace(config, precision="fp32")
+    problem = Problem(check_place(config))
+    RunStore(record.path, config).check_network(problem.model)
+    problem.load_weights(weights, record.path)
+    return problem
+
+
+def _check_own_code(record: RunRecord) -> None:
+    """A config.json that was found is data: what it names is run only if the user says so."""
+    for name in (record.config.model, record.config.data):
+        if ":" in name:
+            raise UserError(
+                f"{record.path / 'config.json'} names the code {name}: if you know it, add --trust (in Python, "
+                "trust=True) to import it"
+            )

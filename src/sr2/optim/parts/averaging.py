@@ -1,0 +1,97 @@
+"""The average of the iterates: what settles while x still moves, without a schedule and without a horizon to name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...regularizers.base import check_number
+from .metrics import State
+
+NAME = "average"
+"""Of the average in a parameter's state."""
+
+
+class Averaging(ABC):
+    """How much the newest iterate counts."""
+
+    @abstractmethod
+    def weight(self, t: Tensor) -> Tensor:
+        """The weight of x_t in the average of x_1, ..., x_t: a 0-dim tensor, without a host read."""
+
+    def update(self, xs: Sequence[Tensor], states: Sequence[State], t: Tensor) -> None:
+        """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step."""
+        for x, state in zip(xs, states, strict=True):
+            if NAME not in state:
+                state[NAME] = torch.zeros_like(x, memory_format=torch.preserve_format)
+        averages = [state[NAME] for state in states]
+        weight = self.weight(t)
+        change = torch._foreach_sub(list(xs), averages)
+        for device in {x.device for x in xs}:
+            here = [i for i, x in enumerate(xs) if x.device == device]
+            on_device = weight.to(device) if device.type != "cpu" else float(weight)
+            part = torch._foreach_mul([change[i] for i in here], on_device)
+            torch._foreach_add_([averages[i] for i in here], part)
+
+
+@dataclass(frozen=True)
+class Polynomial(Averaging):
+    """x_bar_t = x_bar_{t-1} + (k + 1) / (k + t) (x_t - x_bar_{t-1}): about the last 1 / (k + 1) of the steps count.
+
+    The window grows with t, so that the average is as good at any t: nobody has to say when the run ends.
+
+    >>> Polynomial(8.0).weight(torch.tensor([1.0, 10.0, 1000.0])).tolist()
+    [1.0, 0.5, 0.008928571428571428]
+
+    Args:
+        k: the larger, the shorter the window; 0 is the plain mean.
+    """
+
+    k: float = 8.0
+
+    def __post_init__(self) -> None:
+        check_number(self, "k", self.k, 0)
+
+    def weight(self, t: Tensor) -> Tensor:
+        return (self.k + 1) / (self.k + t.double())
+
+
+@contextmanager
+def averaged(groups: Iterable[Mapping[str, Any]], states: Mapping[Any, State]) -> Iterator[None]:
+    """The average in place of x, zero where a penalized x is zero; afterwards x again, to the bit."""
+    swapped: list[tuple[Tensor, Tensor]] = []
+    try:
+        with torch.no_grad():
+            for group in groups:
+                for x in group["params"]:
+                    if NAME not in states.get(x, {}):
+                        continue  # frozen, or before the first step
+                    swapped.append((x, x.clone(memory_format=torch.preserve_format)))
+                    zero = (x == 0) & (group["regularizer"] is not None)
+                    x.copy_(states[x][NAME].masked_fill(zero, 0.0))
+        yield
+    finally:
+        with torch.no_grad():
+            for x, old in swapped:
+                x.copy_(old)
+
+
+def as_averaging(average: object) -> Averaging | None:
+    """What `average=` stands for: True is `Polynomial()`.
+
+    >>> as_averaging(True)
+    Polynomial(k=8.0)
+    """
+    if average is True:
+        return Polynomial()
+    if average is None or average is False:
+        return None
+    if not isinstance(average, Averaging):
+        raise TypeError(f"SR2: average must be True, False or an object of sr2.averaging, and is {average!r}")
+    return average

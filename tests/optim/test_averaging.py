@@ -1,0 +1,124 @@
+"""The average of the iterates: its weights, its zeros, on every path, saved and resumed; and batch norm anew."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sr2 import L0, L1, SR2, recalibrate_, sparsity
+from sr2.averaging import Averaging, Polynomial
+
+X, Y = torch.randn(5, 16, 6), torch.randint(3, (5, 16))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 20), nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 3))
+
+
+def run(steps=7, model=None, optimizer=None, first=0, **options):
+    model = network() if model is None else model
+    optimizer = optimizer or SR2(model, **{"regularizer": L1(1e-3), "sigma": 5.0, "average": True} | options)
+    points = []
+    for t in range(first, first + steps):
+        optimizer.step(lambda t=t: F.cross_entropy(model(X[t % 5]), Y[t % 5]))
+        points.append([p.detach().clone() for p in model.parameters()])
+    return model, optimizer, points
+
+
+def inside(model, optimizer):
+    with optimizer.averaged():
+        return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"capturable": True}, {"foreach": False, "momentum": 0.9, "metric": "adam", "sigma": 500.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("k", [0.0, 8.0])
+def test_it_is_the_weighted_mean_of_the_iterates(k, options):
+    model, optimizer, points = run(average=Polynomial(k), **options)
+    weights = [1.0]
+    for t in range(2, 8):
+        w = (k + 1) / (k + t)
+        weights = [*((1 - w) * old for old in weights), w]
+    assert sum(weights) == pytest.approx(1)
+    for number, found in enumerate(inside(model, optimizer)):
+        expected = sum(w * x[number].double() for w, x in zip(weights, points, strict=True))
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_afterwards_the_iterate_is_back_to_the_bit_also_after_an_error():
+    model, optimizer, points = run()
+
+    def fails():
+        with optimizer.averaged():
+            assert not torch.equal(model[0].weight, points[-1][0])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert all(torch.equal(p, x) for p, x in zip(model.parameters(), points[-1], strict=True))
+
+
+def test_zeros_of_the_last_iterate_are_zeros_of_the_average():
+    model, optimizer, _ = run(regularizer=L0(5e-3), steps=30)
+    zeros = [p == 0 for p in model.parameters()]
+    assert sparsity(model).zeros > 5
+    with optimizer.averaged():
+        assert all(torch.equal(p == 0, zero) for p, zero in zip(model.parameters(), zeros, strict=True) if p.dim() > 1)
+
+
+def test_it_does_not_disturb_the_steps():
+    one, _, _ = run(steps=12)
+    other, _, _ = run(steps=12, average=False)
+    assert all(torch.equal(x, y) for x, y in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_it_is_saved_and_resumed_to_the_same_bits(capturable):
+    model, optimizer, _ = run(steps=12, capturable=capturable)
+    half, saved, _ = run(steps=6, capturable=capturable)
+    state = copy.deepcopy(saved.state_dict())
+    again = network()
+    again.load_state_dict(half.state_dict())
+    resumed = SR2(again, L1(1e-3), sigma=1.0, average=True, capturable=capturable)
+    resumed.load_state_dict(state)
+    run(steps=6, model=again, optimizer=resumed, first=6)
+    assert all(torch.equal(x, y) for x, y in zip(inside(model, optimizer), inside(again, resumed), strict=True))
+
+
+def test_an_average_of_ones_own():
+    class Last(Averaging):
+        def weight(self, t):
+            return torch.ones_like(t, dtype=torch.float64)
+
+    model, optimizer, points = run(average=Last())
+    for x, y in zip(inside(model, optimizer), points[-1], strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_wrong_calls():
+    with pytest.raises(ValueError, match=r"there is no average: make the optimizer with SR2\(..., average=True\)"):
+        SR2(network()).averaged()
+    with pytest.raises(TypeError, match=r"average must be True, False or an object of sr2.averaging, and is 8"):
+        SR2(network(), average=8)
+
+
+def test_batch_norm_anew():
+    model = network()
+    model.eval()
+    model[1].momentum = 0.3
+    recalibrate_(model, [(x, None) for x in X])
+    z = model[0](X)
+    torch.testing.assert_close(model[1].running_mean, z.mean(1).mean(0).detach())
+    torch.testing.assert_close(model[1].running_var, z.var(1).mean(0).detach())
+    assert model[1].momentum == 0.3
+    assert not any(m.training for m in model.modules())
+    with pytest.raises(ValueError, match="at least one batch"):
+        recalibrate_(model, [])
+    plain = nn.Linear(2, 1)
+    assert recalibrate_(plain, []) is plain
