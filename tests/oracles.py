@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
 from math import ceil, floor
 
@@ -13,50 +13,6 @@ from scipy.optimize import brentq
 Array = npt.NDArray[np.float64]
 Penalty = Callable[[Array], Array]
 """r, of R(x) = sum r(x_i), entry by entry."""
-
-# ---- penalties, case by case as the literature writes them
-
-
-def l1(lam: float) -> Penalty:
-    return lambda x: lam * np.abs(x)
-
-
-def l0(lam: float) -> Penalty:
-    return lambda x: lam * (x != 0)
-
-
-def lp(lam: float, p: float) -> Penalty:
-    return lambda x: lam * np.abs(x) ** p
-
-
-def elastic_net(lam1: float, lam2: float) -> Penalty:
-    return lambda x: lam1 * np.abs(x) + lam2 / 2 * x**2
-
-
-def mcp(lam: float, gamma: float) -> Penalty:
-    """Zhang (2010), equation 2.1."""
-
-    def penalty(x: Array) -> Array:
-        u = np.abs(x)
-        return np.where(u <= gamma * lam, lam * u - u**2 / (2 * gamma), gamma * lam**2 / 2)
-
-    return penalty
-
-
-def scad(lam: float, a: float) -> Penalty:
-    """Fan and Li (2001)."""
-
-    def penalty(x: Array) -> Array:
-        u = np.abs(x)
-        between = (2 * a * lam * u - u**2 - lam**2) / (2 * (a - 1))
-        return np.select([u <= lam, u <= a * lam], [lam * u, between], lam**2 * (a + 1) / 2)
-
-    return penalty
-
-
-def box(lo: float, hi: float) -> Penalty:
-    return lambda x: np.where((lo <= x) & (x <= hi), 0.0, np.inf)
-
 
 # ---- the prox of a sum over entries, by search alone
 
@@ -209,3 +165,27 @@ def group_l0_metric(x: Array, step: Array, numbers: npt.NDArray[np.int64], lam: 
         if (x[at] ** 2 / (2 * step[at])).sum() > lam:
             out[at] = x[at]
     return out
+
+
+# ---- parts of optimizers
+
+
+def soft(x: Array, t: Array | float) -> Array:
+    """The prox of t |x|_1."""
+    return np.sign(x) * np.maximum(np.abs(x) - t, 0)
+
+
+def hard(x: Array, t: Array | float) -> Array:
+    """The prox of t |x|_0."""
+    return np.where(np.abs(x) > np.sqrt(2 * t), x, 0.0)
+
+
+def andrei_twin(xs: Sequence[Array], gs: Sequence[Array]) -> Iterator[Array]:
+    """B_t for each point of a trajectory, before the floor: the formula term by term."""
+    B = np.ones_like(xs[0])
+    yield B
+    for x0, x1, g0, g1 in zip(xs, xs[1:], gs, gs[1:], strict=False):
+        s, y = x1 - x0, g1 - g0
+        if s.any():
+            B = B + (s @ y + s @ s - s @ (B * s)) / np.sum(s**4) * s**2 - 1
+        yield B

@@ -1,6 +1,7 @@
-"""Everything under test, each with its slow twin; wrong arguments as data. Generic tests run over these lists.
+"""Every regularizer under test, each with its slow twin; wrong arguments as data. Generic tests run over these lists.
 
-A new regularizer is one `RegularizerCase` (or a few) and its `Wrong` arguments, and gets every test.
+A new regularizer is one `RegularizerCase` (or a few) and its `Wrong` arguments, and gets every generic test. Formulas
+are those of the literature, case by case. `optimizers.py` has the list of optimizers.
 """
 
 from __future__ import annotations
@@ -86,6 +87,9 @@ class RegularizerCase:
     def name(self) -> str:
         return repr(self.regularizer).split(" at 0x")[0]
 
+    def is_not_among(self, others: Sequence[RegularizerCase]) -> bool:
+        return all(type(other.regularizer) is not type(self.regularizer) for other in others)
+
     def value(self, xs: list[Array]) -> float:
         if self.penalty is not None:
             return float(sum(self.penalty(x).sum() for x in xs))
@@ -113,23 +117,33 @@ def each_entry(x: Tensor) -> Tensor:
 def _separable(
     regularizer: Regularizer,
     penalty: Penalty,
-    slope: Callable[[Array], Array] | None,
-    scaled: Callable[[float], Regularizer] | None,
+    slope: Callable[[Array], Array] | None = None,
+    scaled: Callable[[float], Regularizer] | None = None,
     **more: Any,
 ) -> RegularizerCase:
     return RegularizerCase(regularizer, separable=True, penalty=penalty, slope=slope, scaled=scaled, **more)
 
 
 def _l1(lam: float) -> RegularizerCase:
-    ties = [Tie([lam, -lam, 0.0], 1.0, [0.0, 0.0, 0.0])]
-    slope = lambda u: np.full_like(u, lam)  # noqa: E731
-    return _separable(L1(lam), oracles.l1(lam), slope, lambda c: L1(c * lam), convex=True, ties=ties)
+    return _separable(
+        L1(lam),
+        penalty=lambda x: lam * np.abs(x),
+        slope=lambda u: np.full_like(u, lam),
+        scaled=lambda c: L1(c * lam),
+        convex=True,
+        ties=[Tie([lam, -lam, 0.0], 1.0, [0.0, 0.0, 0.0])],
+    )
 
 
 def _l0(lam: float) -> RegularizerCase:
-    ties = [Tie([2.0, -2.0, 2.5, 0.0], 2.0 / lam, [0.0, 0.0, 2.5, 0.0])]
-    slope = lambda u: np.where(u == 0, inf, 0.0)  # noqa: E731
-    return _separable(L0(lam), oracles.l0(lam), slope, lambda c: L0(c * lam), hard=True, ties=ties)
+    return _separable(
+        L0(lam),
+        penalty=lambda x: lam * (x != 0),
+        slope=lambda u: np.where(u == 0, inf, 0.0),
+        scaled=lambda c: L0(c * lam),
+        hard=True,
+        ties=[Tie([2.0, -2.0, 2.5, 0.0], 2.0 / lam, [0.0, 0.0, 2.5, 0.0])],
+    )
 
 
 def _lp(lam: float, p: float) -> RegularizerCase:
@@ -139,39 +153,62 @@ def _lp(lam: float, p: float) -> RegularizerCase:
 
     threshold = (2 - p) / (2 * (1 - p)) * (2 * (1 - p) * 1.0) ** (1 / (2 - p))  # t = 1
     ties = [Tie([threshold, -threshold, 0.0], 1 / lam, [0.0, 0.0, 0.0])] if lam * (1 / lam) == 1 else []
-    return _separable(Lp(lam, p), oracles.lp(lam, p), slope, lambda c: Lp(c * lam, p), ties=ties)
+    return _separable(Lp(lam, p), lambda x: lam * np.abs(x) ** p, slope, lambda c: Lp(c * lam, p), ties=ties)
 
 
 def _elastic_net(lam1: float, lam2: float) -> RegularizerCase:
     return _separable(
         ElasticNet(lam1, lam2),
-        oracles.elastic_net(lam1, lam2),
-        lambda u: lam1 + lam2 * u,
-        lambda c: ElasticNet(c * lam1, c * lam2),
+        penalty=lambda x: lam1 * np.abs(x) + lam2 / 2 * x**2,
+        slope=lambda u: lam1 + lam2 * u,
+        scaled=lambda c: ElasticNet(c * lam1, c * lam2),
         convex=True,
         ties=[Tie([lam1, -lam1, 0.0], 1.0, [0.0, 0.0, 0.0])],
     )
 
 
 def _mcp(lam: float, gamma: float, *ties: Tie) -> RegularizerCase:
-    slope = lambda u: np.maximum(lam - u / gamma, 0.0)  # noqa: E731
-    points = (gamma * lam, -gamma * lam)
+    def penalty(x: Array) -> Array:
+        """Zhang (2010), equation 2.1."""
+        u = np.abs(x)
+        return np.where(u <= gamma * lam, lam * u - u**2 / (2 * gamma), gamma * lam**2 / 2)
+
     return _separable(
-        MCP(lam, gamma), oracles.mcp(lam, gamma), slope, lambda c: MCP(c * lam, gamma), points=points, ties=ties
+        MCP(lam, gamma),
+        penalty,
+        slope=lambda u: np.maximum(lam - u / gamma, 0.0),
+        scaled=lambda c: MCP(c * lam, gamma),
+        points=(gamma * lam, -gamma * lam),
+        ties=ties,
     )
 
 
 def _scad(lam: float, a: float, *ties: Tie) -> RegularizerCase:
-    slope = lambda u: np.clip((a * lam - u) / (a - 1), 0.0, lam)  # noqa: E731
-    points = (lam, -lam, a * lam, -a * lam)
-    return _separable(SCAD(lam, a), oracles.scad(lam, a), slope, lambda c: SCAD(c * lam, a), points=points, ties=ties)
+    def penalty(x: Array) -> Array:
+        """Fan and Li (2001)."""
+        u = np.abs(x)
+        between = (2 * a * lam * u - u**2 - lam**2) / (2 * (a - 1))
+        return np.select([u <= lam, u <= a * lam], [lam * u, between], lam**2 * (a + 1) / 2)
+
+    return _separable(
+        SCAD(lam, a),
+        penalty,
+        slope=lambda u: np.clip((a * lam - u) / (a - 1), 0.0, lam),
+        scaled=lambda c: SCAD(c * lam, a),
+        points=(lam, -lam, a * lam, -a * lam),
+        ties=ties,
+    )
 
 
 def _box(lo: float, hi: float) -> RegularizerCase:
     finite = [b for b in (lo, hi) if abs(b) < inf]
-    ties = [Tie(finite, 1.0, finite)]
     return _separable(
-        Box(lo, hi), oracles.box(lo, hi), None, None, convex=True, indicator=True, points=finite, ties=ties
+        Box(lo, hi),
+        penalty=lambda x: np.where((lo <= x) & (x <= hi), 0.0, np.inf),
+        convex=True,
+        indicator=True,
+        points=finite,
+        ties=[Tie(finite, 1.0, finite)],
     )
 
 
@@ -328,6 +365,12 @@ REGULARIZERS: list[RegularizerCase] = [
     _rank(0),
 ]
 
+ONE_OF_EACH = [c for i, c in enumerate(REGULARIZERS) if c.is_not_among(REGULARIZERS[:i])]
+"""The first case of every class."""
+LAST = [c for i, c in enumerate(REGULARIZERS) if c.separable and c.is_not_among(REGULARIZERS[i + 1 :])]
+FEW = ONE_OF_EACH + [c for c in LAST if c not in ONE_OF_EACH]
+"""Also the last case where R is a sum over entries: there the prox often takes another branch."""
+
 _X = torch.tensor([1.0, 2.0])
 
 WRONG_REGULARIZERS: list[Wrong] = [
@@ -394,7 +437,7 @@ WRONG_REGULARIZERS: list[Wrong] = [
     Wrong(lambda: L1(1.0).prox([_X], [1.0]), ValueError, r"shape \(2,\) needs steps of that shape, not 1.0"),
     *(
         Wrong(lambda r=r: r.prox(_X, torch.ones(2)), ValueError, "its step is one number per tensor, not per entry")
-        for r in (Nuclear(1.0), Rank(1))
+        for r in (c.regularizer for c in ONE_OF_EACH if not c.diagonal)
     ),
     Wrong(lambda: L1(1.0).prox(_X.half(), 1.0), ValueError, "float32, float64 or bfloat16, not torch.float16"),
     Wrong(lambda: L1(1.0).value(torch.arange(3)), ValueError, "float32, float64 or bfloat16, not torch.int64"),

@@ -18,7 +18,7 @@ from sr2.experiments.run.store import find_runs
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TINY = {  # what makes a command of the README small enough to run here: the last of two equal flags counts
-    "train": ["--model", "mlp", "--epochs", "1", "--batch", "400"],
+    "train": ["--model", "mlp", "--epochs", "1", "--batch", "300"],
     "compare": ["--model", "mlp", "--epochs", "1", "--batch", "400", "--lams", "1e-3", "--seeds", "0"],
     "bench": ["--steps", "1", "--repeats", "1", "--parameters", "1000"],
 }

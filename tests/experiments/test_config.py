@@ -182,7 +182,7 @@ def test_an_optimizer_of_ones_own() -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, object], str]] = {
-    "an unknown optimizer": ({"optimizer": "sg2"}, "did you mean sr2.*proxgen, proxsgd"),
+    "an unknown optimizer": ({"optimizer": "sg2"}, "did you mean sr2.*proxgen,.* proxsgd"),
     "an unknown regularizer": ({"regularizer": "elastic"}, "did you mean elastic_net.*known are .*l0_ball.*none"),
     "unknown data": ({"data": "digit"}, "did you mean digits"),
     "an unknown network": ({"model": "resnet43"}, "did you mean resnet34"),

@@ -50,8 +50,7 @@ def outcome(accepted, sound=True):
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)
-@pytest.mark.parametrize("sigma", [0.5, 41.0])
-@pytest.mark.parametrize("chunk", [1024, 16384])
+@pytest.mark.parametrize(("sigma", "chunk"), [(0.5, 1024), (41.0, 16384)])
 @torch.no_grad()
 def test_the_fused_step_is_the_step(regularizer, sigma, chunk, monkeypatch):
     monkeypatch.setattr(fused, "CHUNK", chunk)
@@ -155,10 +154,16 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(coarse):
     assert seen == set(Counts._fields)
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("metric", [None, "adam"])
-@pytest.mark.parametrize("regularizer", [L1(1e-3), L0(1e-4)], ids=str)
+@pytest.mark.parametrize(
+    ("regularizer", "metric", "momentum", "autocast"),
+    [
+        (L1(1e-3), None, 0.0, None),
+        (L0(1e-4), None, 0.9, None),
+        (L1(1e-3), "adam", 0.9, torch.bfloat16),
+        (L0(1e-4), "adam", 0.0, torch.bfloat16),
+    ],
+    ids=str,
+)
 def test_training_on_the_kernels_is_training(regularizer, metric, momentum, autocast, monkeypatch):
     def train(capturable):
         torch.manual_seed(0)

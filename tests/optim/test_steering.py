@@ -110,7 +110,7 @@ def test_an_accepted_step_rises_by_no_more_than_the_bound(rise, capturable):
     torch.manual_seed(0)
     x = nn.Parameter(torch.randn(40))
     optimizer = SR2(
-        [x], L1(1e-3), sigma=0.3, rule=Tolerant(rise=rise), momentum=0.9, metric="adam", capturable=capturable
+        [x], L1(1e-3), sigma=0.03, rule=Tolerant(rise=rise), momentum=0.9, metric="adam", capturable=capturable
     )
     accepted = rejected = rose = 0
     for _ in range(300):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sr2.regularizers import NM, GroupL0, GroupL2, Heads, L0Ball, Nuclear, Rank
 from tests.registry import REGULARIZERS, RegularizerCase, each_entry, pairs_of_entries
-from tests.regularizers.test_robustness import laid_out
+from tests.tools import laid_out
 
 METRIC = [c for c in REGULARIZERS if c.metric_prox is not None]
 in_metric = pytest.mark.parametrize("case", METRIC, ids=lambda case: case.name)

@@ -13,6 +13,7 @@ from torch import Tensor
 from sr2.regularizers import Box, GroupL0, GroupL2
 from sr2.regularizers.grouping import Groups
 from tests.registry import REGULARIZERS, RegularizerCase, each_entry
+from tests.tools import laid_out
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
@@ -22,19 +23,6 @@ shapes = st.one_of(
     st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple),
     st.sampled_from([(3, 8), (4, 6, 3, 3), (0,), (0, 4), (4, 0), (1, 1), (2, 0, 3, 3)]),
 )
-
-
-def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The same entries in another layout."""
-    if layout == "channels_last" and x.dim() == 4:
-        return x.contiguous(memory_format=torch.channels_last)
-    if layout == "transposed" and x.dim() >= 2:
-        return x.transpose(0, -1).contiguous().transpose(0, -1)
-    if layout == "sliced" and x.dim() >= 1:
-        return torch.stack([x, x], dim=-1)[..., 0]
-    if layout == "expanded" and x.dim() >= 1 and x.shape[0] > 0:
-        return x[:1].expand_as(x)
-    return x
 
 
 @every

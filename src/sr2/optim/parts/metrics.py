@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ...regularizers.base import check_number
 
+__all__ = ["AdaGrad", "Adam", "Andrei", "Metric", "RMSprop"]
+
 State = dict[str, Any]
 
 

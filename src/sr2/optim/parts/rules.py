@@ -31,6 +31,8 @@ from torch import Tensor
 
 from ..processes import mean_over
 
+__all__ = ["Constants", "Evidence", "Ratio", "Rule", "Verdict"]
+
 GAMMA3 = 0.8
 """The paper's, and the fastest that "auto" chooses."""
 GAIN = 2.0

@@ -10,6 +10,8 @@ import torch
 from ...regularizers.base import check_number
 from .rules import Evidence, Rule, Searched, Verdict
 
+__all__ = ["Follow", "Tolerant"]
+
 
 @dataclass(frozen=True)
 class Tolerant(Rule):
