@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from sr2 import MCP, NM, SR2, GroupL2, L0Ball, Nuclear, ProxGEN, ProxSGD, Regularizer
+from sr2 import MCP, SR2, Nuclear, ProxGEN, ProxSGD, Rank, Regularizer
 from sr2.optim import ProximalOptimizer
 from sr2.rules import Ratio
 
@@ -76,7 +76,7 @@ class OptimizerCase:
 
     def takes(self, R: Regularizer | None, options: str = "plain") -> bool:
         metric = self.options[options].get("metric")
-        return R is None or ((R.convex or not self.convex) and (R.separable or metric is None))
+        return R is None or ((R.convex or not self.convex) and (R.diagonal or metric is None))
 
 
 # ---- SR2
@@ -130,8 +130,8 @@ OF_SR2 = [
     ({"momentum": 1.0}, "SR2: momentum must be a number at least 0 and below 1"),
     ({"momentum": -0.1}, "momentum"),
     ({"rule": Ratio(), "eta2": 0.5}, "says it already: leave out eta1 to gamma3"),
-    ({"regularizer": L0Ball(k=2), "metric": "adam"}, r"L0Ball\(.*is not separable.*metric=None"),
-    ({"regularizer": GroupL2(0.1, "rows"), "metric": "andrei"}, "Andrei"),
+    ({"regularizer": Rank(2), "metric": "adam"}, r"Rank\(.*one step per tensor.*metric=None"),
+    ({"regularizer": Nuclear(0.1), "metric": "andrei"}, "Andrei"),
 ]
 PARTS_OF_SR2 = [
     ({"rule": "ratio"}, "rule must be an object of sr2.rules, and is 'ratio'"),
@@ -160,7 +160,7 @@ OF_PROXGEN = [
     ({"lr": -1.0}, "lr"),
     ({"momentum": 1.0}, "ProxGEN: momentum"),
     ({"weight_decay": -1.0}, "weight_decay"),
-    ({"regularizer": Nuclear(0.1), "metric": "adam"}, "not separable"),
+    ({"regularizer": Nuclear(0.1), "metric": "adam"}, "gives one per entry"),
 ]
 
 # ---- ProxSGD
@@ -203,7 +203,7 @@ OF_ALL_VALUES = [
     ({"metric": "adma"}, "did you mean 'adam'"),
     ({"metric": 3}, "one of adam, adagrad, rmsprop, andrei"),
     ({"penalize": "biases"}, "'weights' or 'all', and is 'biases'"),
-    ({"regularizer": NM(2, 4), "metric": "adam"}, "not separable|not convex"),
+    ({"regularizer": Rank(2), "metric": "adam"}, "one step per tensor|not convex"),
 ]
 
 

@@ -25,6 +25,8 @@ from sr2.regularizers import (
     ElasticNet,
     GroupL0,
     GroupL2,
+    Heads,
+    KeepZeros,
     L0Ball,
     Lp,
     Nuclear,
@@ -71,10 +73,15 @@ class RegularizerCase:
     points: Sequence[float] = ()
     slow_value: Callable[[list[Array]], float] | None = None
     slow_prox: Callable[[list[Array], float], list[Array]] | None = None
+    metric_prox: Callable[[list[Array], list[Array]], list[Array]] | None = None  # one step per entry
     scaled: Callable[[float], Regularizer] | None = None
     hard: bool = False  # entries are kept as they are, or 0
     indicator: bool = False  # R is 0 or +inf
     ties: Sequence[Tie] = field(default=())
+
+    @property
+    def diagonal(self) -> bool:
+        return self.separable or self.metric_prox is not None
 
     @property
     def name(self) -> str:
@@ -205,17 +212,36 @@ def _box(lo: float, hi: float) -> RegularizerCase:
     )
 
 
-def _l0_ball(k: int | None = None, density: float | None = None) -> RegularizerCase:
-    def budget(xs: list[Array]) -> int:
-        return k if k is not None else round((density or 0.0) * sum(x.size for x in xs))
+def _numbers(x: Array, groups: Any) -> Any:
+    """Each entry's group."""
+    return groups(torch.from_numpy(x)).numpy() if callable(groups) else oracles.group_numbers(x, groups)
+
+
+def _l0_ball(
+    k: int | None = None, density: float | None = None, groups: Any = None, floor: float | None = None
+) -> RegularizerCase:
+    share = floor if floor is not None else 0.1 if k is None else 0.0
+
+    def limits(xs: list[Array]) -> tuple[list[Any], int, list[int]]:
+        """Each entry's group, the budget, and what every tensor has of it for itself."""
+        numbers = [_numbers(x, groups or each_entry) for x in xs]
+        sizes = [len(np.unique(n)) for n in numbers]
+        budget = k if k is not None else round((density or 0.0) * sum(sizes))
+        return numbers, budget, oracles.floors(sizes, budget, 0.0 if callable(groups) else share)
+
+    def value(xs: list[Array]) -> float:
+        numbers, budget, floors = limits(xs)
+        nonzero = [len(np.unique(n[x != 0])) for x, n in zip(xs, numbers, strict=True)]
+        return 0.0 if sum(map(max, nonzero, floors)) <= budget else inf
 
     return RegularizerCase(
-        L0Ball(k=k, density=density),
-        slow_value=lambda xs: inf if sum(np.count_nonzero(x) for x in xs) > budget(xs) else 0.0,
-        slow_prox=lambda xs, step: oracles.l0_ball_prox(xs, budget(xs)),
+        L0Ball(k=k, density=density, groups=groups, floor=floor),
+        slow_value=value,
+        slow_prox=lambda xs, step: oracles.budget_prox(xs, [np.ones_like(x) for x in xs], *limits(xs)),
+        metric_prox=lambda xs, steps: oracles.budget_prox(xs, steps, *limits(xs)),
         indicator=True,
         hard=True,
-        ties=[Tie([1.0, -2.0, 2.0, 2.0, -2.0], 1.0, [0.0, -2.0, 2.0, 0.0, 0.0])] if k == 2 else (),
+        ties=[Tie([1.0, -2.0, 2.0, 2.0, -2.0], 1.0, [0.0, -2.0, 2.0, 0.0, 0.0])] if k == 2 and not groups else (),
     )
 
 
@@ -224,6 +250,9 @@ def _nm(n: int, m: int) -> RegularizerCase:
         NM(n, m),
         slow_value=lambda xs: sum(oracles.nm_value(x, n, m) for x in xs),
         slow_prox=lambda xs, step: [oracles.nm_prox(x, n, m) for x in xs],
+        metric_prox=lambda xs, steps: [
+            np.where(oracles.nm_prox(x / np.sqrt(s), n, m) != 0, x, 0.0) for x, s in zip(xs, steps, strict=True)
+        ],
         indicator=True,
         hard=True,
         ties=[Tie([[1.0, -1.0, 1.0, 1.0, 0.5, 2.0, -2.0]], 1.0, [[1.0, -1.0, 0.0, 0.0, 0.0, 2.0, -2.0]])]
@@ -234,7 +263,7 @@ def _nm(n: int, m: int) -> RegularizerCase:
 
 def _group(cls: type[GroupL2] | type[GroupL0], lam: float, groups: Any, *ties: Tie) -> RegularizerCase:
     def numbers(x: Array) -> Any:
-        return groups(torch.from_numpy(x)).numpy() if callable(groups) else oracles.group_numbers(x, groups)
+        return _numbers(x, groups)
 
     def term(norm: float) -> float:
         return lam * norm if cls is GroupL2 else lam * (norm > 0)
@@ -249,6 +278,10 @@ def _group(cls: type[GroupL2] | type[GroupL0], lam: float, groups: Any, *ties: T
         convex=cls is GroupL2,
         slow_value=lambda xs: sum(oracles.group_value(x, numbers(x), term) for x in xs),
         slow_prox=lambda xs, step: [oracles.group_prox(x, numbers(x), lambda norm: shrink(norm, step)) for x in xs],
+        metric_prox=lambda xs, steps: [
+            (oracles.group_l2_metric if cls is GroupL2 else oracles.group_l0_metric)(x, s, numbers(x), lam)
+            for x, s in zip(xs, steps, strict=True)
+        ],
         scaled=lambda c: cls(c * lam, groups),
         hard=cls is GroupL0,
         ties=ties,
@@ -310,7 +343,13 @@ REGULARIZERS: list[RegularizerCase] = [
     _l0_ball(k=2),
     _l0_ball(k=0),
     _l0_ball(k=50),
+    _l0_ball(k=4, floor=0.5),
     _l0_ball(density=0.3),
+    _l0_ball(density=0.3, floor=0.0),
+    _l0_ball(density=0.5, floor=1.0),
+    _l0_ball(density=0.5, groups="filters"),
+    _l0_ball(k=2, groups="columns"),
+    _l0_ball(density=0.5, groups=pairs_of_entries),
     _group(GroupL2, 0.5, "filters"),
     _group(GroupL2, 5.0, "rows", Tie([[3.0, 4.0], [6.0, 8.0]], 1.0, [[0.0, 0.0], [3.0, 4.0]])),
     _group(GroupL2, 0.5, "columns"),
@@ -363,6 +402,17 @@ WRONG_REGULARIZERS: list[Wrong] = [
     *(Wrong(lambda k=k: L0Ball(k=k), ValueError, "k must be an integer of at least 0") for k in (-1, 1.5, 2.0, True)),
     *(Wrong(lambda d=d: L0Ball(density=d), ValueError, "density must be a number") for d in (-0.1, 1.1, "1")),
     *(Wrong(lambda r=r: Rank(r), ValueError, "r must be an integer of at least 0") for r in (-1, 1.0)),
+    *(Wrong(lambda f=f: L0Ball(1, floor=f), ValueError, "floor must be a number") for f in (-0.1, 1.1, "1")),
+    Wrong(lambda: L0Ball(1, groups="kernels"), ValueError, "L0Ball: groups must be .* a callable, and is 'kernels'"),
+    Wrong(lambda: L0Ball(1, groups=each_entry).at_strength(0.5), TypeError, "share must be a 0-dim tensor"),
+    Wrong(lambda: L1(1.0).at_strength(torch.ones(2)), TypeError, "share must be a 0-dim tensor"),
+    *(
+        Wrong(lambda n=n: Heads(n), ValueError, "Heads: number must be an integer of at least 1")
+        for n in (0, 2.0, True)
+    ),
+    Wrong(lambda: GroupL2(1.0, Heads(3)).prox(_X, 1.0), ValueError, r"2 rows \(of \(2,\)\) are not 3 heads"),
+    Wrong(lambda: KeepZeros().prox(_X, 1.0), RuntimeError, r"no zeros to keep yet: call start\(xs\)"),
+    Wrong(lambda: KeepZeros().start([_X]).value(_X[:1]), ValueError, r"started on .*\(2,\).*given \[\(1,\)\]"),
     Wrong(lambda: NM(0, 4), ValueError, "n must be an integer of at least 1"),
     Wrong(lambda: NM(1, 4.0), ValueError, "m must be an integer of at least 1"),
     Wrong(lambda: NM(5, 4), ValueError, "n must be at most m, and they are 5 and 4"),
@@ -386,8 +436,8 @@ WRONG_REGULARIZERS: list[Wrong] = [
     Wrong(lambda: L1(1.0).prox([_X, _X], [torch.ones(2)]), ValueError, "2 tensors need 2 tensors of steps, and got 1"),
     Wrong(lambda: L1(1.0).prox([_X], [1.0]), ValueError, r"shape \(2,\) needs steps of that shape, not 1.0"),
     *(
-        Wrong(lambda r=r: r.prox(_X, torch.ones(2)), ValueError, "is not separable: its step is one number")
-        for r in (c.regularizer for c in ONE_OF_EACH if not c.separable)
+        Wrong(lambda r=r: r.prox(_X, torch.ones(2)), ValueError, "its step is one number per tensor, not per entry")
+        for r in (c.regularizer for c in ONE_OF_EACH if not c.diagonal)
     ),
     Wrong(lambda: L1(1.0).prox(_X.half(), 1.0), ValueError, "float32, float64 or bfloat16, not torch.float16"),
     Wrong(lambda: L1(1.0).value(torch.arange(3)), ValueError, "float32, float64 or bfloat16, not torch.int64"),

@@ -38,7 +38,7 @@ DESIGNED = [
     *("sparsity", "prune_", "param_groups", "Regularizer"),
 ]
 OPTIMIZERS = [n for n, c in vars(sr2.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)]
-REGULARIZERS = [name for name in sr2.regularizers.__all__ if name != "Regularizer"]
+REGULARIZERS = [name for name in sr2.regularizers.__all__ if name not in ("Regularizer", "Heads")]
 PUBLIC = {name: getattr(sr2, name) for name in sr2.__all__}
 PARTS = {n: c for m in PUBLIC.values() if inspect.ismodule(m) for n in m.__all__ if inspect.isclass(c := getattr(m, n))}
 
@@ -94,7 +94,8 @@ def test_regularizers_import_torch_only():
     for parts, tree in modules("regularizers"):
         for name in imported(parts, tree):
             ours = name[:2] in (("sr2", "regularizers"), ("sr2", "numerics"))
-            allowed = name[0] == "torch" or name[0] in sys.stdlib_module_names or ours
+            known = ("torch", "triton") if "kernels" in parts[-1] else ("torch",)
+            allowed = name[0] in known or name[0] in sys.stdlib_module_names or ours
             assert allowed, f"{'.'.join(parts)} imports {'.'.join(name)}"
 
 
@@ -143,7 +144,8 @@ def test_every_part_says_what_it_is(name):
 
 def test_everything_public_is_under_test():
     assert {case.name for case in optimizers.OPTIMIZERS} == {*OPTIMIZERS} - {"ProximalOptimizer"}
-    assert {type(case.regularizer).__name__ for case in registry.REGULARIZERS} == {*REGULARIZERS}
+    alone = {"KeepZeros"}  # of certain tensors: it has tests of its own
+    assert {type(case.regularizer).__name__ for case in registry.REGULARIZERS} == {*REGULARIZERS} - alone
 
 
 def test_regularizer_is_documented():

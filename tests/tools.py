@@ -71,3 +71,16 @@ def values(model):
 def same_bits(one, other):
     """Whether two sequences of tensors are equal to the bit."""
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def laid_out(x, layout):
+    """The same entries in another layout."""
+    if layout == "channels_last" and x.dim() == 4:
+        return x.contiguous(memory_format=torch.channels_last)
+    if layout == "transposed" and x.dim() >= 2:
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "sliced" and x.dim() >= 1:
+        return torch.stack([x, x], dim=-1)[..., 0]
+    if layout == "expanded" and x.dim() >= 1 and x.shape[0] > 0:
+        return x[:1].expand_as(x)
+    return x

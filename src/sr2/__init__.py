@@ -4,7 +4,7 @@ from . import averaging, directions, metrics, regularizers, rules, schedules
 from .optim import SR2, BatchGrowth, ProxGEN, ProxSGD, certificate, param_groups
 from .recalibrate import recalibrate_
 from .regularizers import *  # noqa: F403 - every regularizer is public
-from .zeros import prune_, sparsity
+from .zeros import keep_zeros, prune_, sparsity
 
 __version__ = "0.1.0"
 
@@ -16,6 +16,7 @@ __all__ = [
     "averaging",
     "certificate",
     "directions",
+    "keep_zeros",
     "metrics",
     "param_groups",
     "prune_",

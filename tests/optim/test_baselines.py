@@ -136,7 +136,7 @@ def test_a_convex_regularizer_is_asked_for(case, R):
 
 def test_proxsgd_takes_a_convex_regularizer_that_is_not_separable_without_a_metric():
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
-    with pytest.raises(ValueError, match=r"Nuclear\(lam=0.1\) is not separable.*metric=None"):
+    with pytest.raises(ValueError, match=r"Nuclear\(lam=0.1\) takes one step per tensor.*metric=None"):
         ProxSGD(model, Nuclear(0.1))
     optimizer = ProxSGD(model, Nuclear(0.1), metric=None)
     before = model.weight.detach().clone()

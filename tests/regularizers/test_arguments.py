@@ -34,6 +34,7 @@ def test_is_a_frozen_value(case: RegularizerCase) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(regularizer, dataclasses.fields(regularizer)[0].name, 1)  # type: ignore[arg-type]
     assert (regularizer.separable, regularizer.convex) == (case.separable, case.convex)
+    assert regularizer.diagonal == case.diagonal
 
 
 def test_repr_reads_like_the_call() -> None:

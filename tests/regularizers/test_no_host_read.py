@@ -17,7 +17,7 @@ def test_fake_tensors(case: RegularizerCase, dtype: torch.dtype) -> None:
     with FakeTensorMode():
         xs = [torch.randn(4, 8, 3, 3, dtype=dtype), torch.randn(5, dtype=dtype), torch.randn((), dtype=dtype)]
         step = torch.rand((), dtype=torch.float64)
-        kinds = [[step] * 3] + [[torch.rand(x.shape) for x in xs]] * case.separable
+        kinds = [[step] * 3] + [[torch.rand(x.shape) for x in xs]] * case.diagonal
         for steps in kinds:
             zs = case.regularizer.prox_of(xs, steps)
             assert [(z.shape, z.dtype) for z in zs] == [(x.shape, dtype) for x in xs]

@@ -2,7 +2,7 @@
 
     s = argmin_s  v's + s'Ds / 2 + R(x + s),        x + s = prox_{R/D}(x - v / D)
 
-`steps` holds 1/D: one number for all entries, or one tensor of steps per tensor where R is separable. A way of moving
+`steps` holds 1/D: one number for all entries, or one tensor of steps per tensor where R is diagonal. A way of moving
 keeps x before it writes it, and notes that it has: an interrupt at any point can be undone.
 """
 
