@@ -276,7 +276,7 @@ class SR2(ProximalOptimizer):
     def averaged(self) -> AbstractContextManager[None]:
         """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, afterwards the last one.
 
-        Penalized entries that are zero in the last iterate are zero in it. Batch norm: `sr2.recalibrate_` it afterwards.
+        Penalized entries that are zero in the last iterate are zero in it. `sr2.recalibrate_` the batch norms inside.
         """
         if self.averaging is None:
             raise ValueError("there is no average: make the optimizer with SR2(..., average=True)")
