@@ -1,0 +1,194 @@
+"""The tasks. Each is data, a network, a loss, and a number of steps of one batch size; a seed draws all of them.
+
+`Problem.validation` is what choices are made on; `Problem.test` is only for the numbers that are reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, make_classification, make_friedman1
+from torch import Tensor, nn
+
+from . import text
+
+Batch = tuple[Tensor, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One task with one seed."""
+
+    model: nn.Module
+    loss: Loss
+    train: Batch
+    validation: Batch
+    test: Batch
+    steps: int
+    batch_size: int
+    kind: str  # "classes", "regression" or "text"
+    seed: int
+    l1: float = 0.0  # the task's own penalty on the weights, for everyone
+    optimum: float = math.nan  # F there, where it is known
+
+    def batches(self) -> Iterator[Batch]:
+        """The same batches for every optimizer: whole random passes over the training part."""
+        draw = np.random.default_rng(1000 + self.seed)
+        x, y = self.train
+        if self.kind == "text":
+            for _ in range(self.steps):
+                yield text.windows(x[:, 0], draw.integers(0, len(x) - text.LENGTH - 1, self.batch_size))
+            return
+        order = np.empty(0, dtype=np.int64)
+        for _ in range(self.steps):
+            if len(order) < self.batch_size:
+                order = draw.permutation(len(x))
+            chosen, order = torch.from_numpy(order[: self.batch_size]), order[self.batch_size :]
+            yield x[chosen], y[chosen]
+
+    def objective(self, part: Batch) -> float:
+        """The mean loss over a part, without gradients."""
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for x, y in self._pieces(part):
+                total += float(self.loss(self.model(x), y)) * len(x)
+                count += len(x)
+        return total / count
+
+    def error(self, part: Batch) -> float:
+        """What is small where the network is good: share of wrong classes, 1 - R^2, or the loss of a text."""
+        if self.kind == "text":
+            return self.objective(part)
+        with torch.no_grad():
+            output = torch.cat([self.model(x) for x, _ in self._pieces(part)])
+        y = part[1]
+        if self.kind == "classes":
+            return float((output.argmax(1) != y).double().mean())
+        return float(((output - y) ** 2).sum() / ((y - y.mean()) ** 2).sum())
+
+    def _pieces(self, part: Batch) -> Iterator[Batch]:
+        x, y = part
+        if self.kind == "text":
+            starts = np.linspace(0, len(x) - text.LENGTH - 1, 256).astype(np.int64)
+            for i in range(0, 256, 64):
+                yield text.windows(x[:, 0], starts[i : i + 64])
+        else:
+            yield from zip(x.split(1024), y.split(1024), strict=True)
+
+
+def _split(x: np.ndarray, y: np.ndarray, sizes: tuple[int, int], seed: int, kind: str) -> tuple[Batch, Batch, Batch]:
+    """Train, validation and the rest, drawn by the seed; inputs scaled by what the training part says."""
+    order = np.random.default_rng(seed).permutation(len(x))
+    cuts = np.split(order, np.cumsum(sizes))
+    x = np.asarray(x, np.float64)
+    if x.ndim == 2:
+        x = (x - x[cuts[0]].mean(0)) / (x[cuts[0]].std(0) + 1e-12)
+    if kind == "regression":
+        y = ((y - y[cuts[0]].mean()) / y[cuts[0]].std())[:, None]
+    xs = torch.tensor(x, dtype=torch.float32)
+    ys = torch.tensor(y, dtype=torch.float32 if kind == "regression" else torch.int64)
+    train, validation, test = ((xs[c], ys[c]) for c in cuts)
+    return train, validation, test
+
+
+def _mlp(inputs: int, outputs: int, width: int = 64) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
+    )
+
+
+class _ImageNorm(nn.GroupNorm):
+    """LayerNorm over a whole image."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(1, channels)
+
+
+def _cnn(norm: Callable[[int], nn.Module]) -> nn.Module:
+    widths = (1, 16, 32, 64)
+    layers: list[nn.Module] = []
+    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+        layers += [nn.Conv2d(a, b, 3, stride=1 if i == 0 else 2, padding=1, bias=False), norm(b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+def _digits(seed: int, model: Callable[[], nn.Module], steps: int = 500) -> Problem:
+    images, labels = load_digits(return_X_y=True)
+    parts = _split(images.reshape(-1, 1, 8, 8) / 16 - 0.3, labels, (900, 450), seed, "classes")
+    return Problem(model(), F.cross_entropy, *parts, steps, 64, "classes", seed)
+
+
+def _breast_cancer(seed: int) -> Problem:
+    parts = _split(*load_breast_cancer(return_X_y=True), (285, 142), seed, "classes")
+    return Problem(_mlp(30, 2), F.cross_entropy, *parts, 300, 32, "classes", seed)
+
+
+def _friedman(seed: int) -> Problem:
+    x, y = make_friedman1(6000, noise=1.0, random_state=seed)
+    return Problem(
+        _mlp(10, 1), F.mse_loss, *_split(x, y, (1000, 2000), seed, "regression"), 1000, 64, "regression", seed
+    )
+
+
+def _classes4(seed: int) -> Problem:
+    x, y = make_classification(6000, 20, n_informative=10, n_redundant=5, n_classes=4, random_state=seed)
+    return Problem(
+        _mlp(20, 4), F.cross_entropy, *_split(x, y, (2000, 2000), seed, "classes"), 1000, 64, "classes", seed
+    )
+
+
+def _diabetes(seed: int) -> Problem:
+    parts = _split(*load_diabetes(return_X_y=True), (221, 110), seed, "regression")
+    return Problem(_mlp(10, 1, 32), F.mse_loss, *parts, 300, 32, "regression", seed)
+
+
+def _characters(seed: int, small: bool = False) -> Problem:
+    codes, size = text.codes("austen-emma.txt")
+    cut = [int(len(codes) * share) for share in (0.9, 0.95)]
+    train, validation, test = (c[:, None] for c in torch.tensor_split(codes, cut))
+    model = text.Transformer(size, 48, 1, 4) if small else text.Transformer(size, 96, 2, 4)
+    steps, batch = (400, 8) if small else (600, 32)
+    parts = ((part, part) for part in (train, validation, test))
+    return Problem(model, text.loss, *parts, steps, batch, "text", seed)  # type: ignore[misc]
+
+
+def _logistic(seed: int) -> Problem:
+    """min mean log-loss + l1 |w|_1 over a linear model: scikit-learn knows the optimum."""
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = make_classification(3000, 50, n_informative=10, n_redundant=10, flip_y=0.1, random_state=seed)
+    parts = _split(x, y, (1000, 1000), seed, "classes")
+    model, l1 = nn.Linear(50, 2), 0.005
+    inputs, labels = (a.double().numpy() if a.is_floating_point() else a.numpy() for a in parts[0])
+    # Two outputs w0, w1 under |w0| + |w1| are one output w1 - w0 under its own |.|: the same optimum.
+    fit = LogisticRegression(l1_ratio=1.0, C=1 / (l1 * len(inputs)), solver="saga", tol=1e-10, max_iter=100000)
+    fit.fit(inputs, labels)
+    margin = (2 * labels - 1) * (inputs @ fit.coef_[0] + fit.intercept_[0])
+    optimum = float(np.logaddexp(0, -margin).mean() + l1 * np.abs(fit.coef_).sum())
+    return Problem(model, F.cross_entropy, *parts, 1000, 64, "classes", seed, l1, optimum)
+
+
+TASKS: dict[str, Callable[[int], Problem]] = {
+    "digits_cnn": lambda seed: _digits(seed, lambda: _cnn(nn.BatchNorm2d)),
+    "digits_mlp": lambda seed: _digits(seed, lambda: _mlp(64, 10)),
+    "digits_layernorm": lambda seed: _digits(seed, lambda: _cnn(_ImageNorm)),
+    "breast_cancer": _breast_cancer,
+    "friedman1": _friedman,
+    "classes4": _classes4,
+    "diabetes": _diabetes,
+    "characters": _characters,
+    "logistic_l1": _logistic,
+    "characters_mini": lambda seed: _characters(seed, small=True),
+}
+
+
+def make(name: str, seed: int) -> Problem:
+    """The task `name` with its data, its batches and its first weights drawn by `seed`."""
+    torch.manual_seed(seed)
+    return TASKS[name](seed)
