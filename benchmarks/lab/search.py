@@ -10,7 +10,8 @@ Nothing here reads the host after the first step, so that a whole step can be ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -54,6 +55,7 @@ class Rule:
     zones     the same, and +soft where eta1 <= rho < mid
     quantile  rate (1[rho < aim] - share): the `share` quantile of rho goes to aim
     mean      rate clip(gain (aim - rho), -1, 1)
+    fixed     sigma stays, and nothing is rejected: ProxGEN with lr = 1 / sigma
     follow    towards sigma = C_mean / (2 (1 - aim)), by at most rate; C_mean a running mean of the curvature along s
     """
 
@@ -83,6 +85,8 @@ class Rule:
             move = self.rate * ((rho < self.aim).to(rho.dtype) - self.share)
         elif self.kind == "mean":
             move = self.rate * (self.gain * (self.aim - rho)).clamp(-1, 1)
+        elif self.kind == "fixed":
+            move = zero
         elif self.kind == "follow":
             target = curvature.clamp_min(1e-30) / (2 * (1 - self.aim))
             move = (target / sigma).log().clamp(-self.rate, self.rate)
@@ -105,6 +109,7 @@ class Setting:
     decay: float = 0.0
     decay_kind: str = "l2"  # l2: decay/2 |x|^2.  metric: decay/2 x'Dx, which is AdamW's decoupled one
     l1: float = 0.0
+    l0: float = 0.0
     slack: float = 1e-6  # times max(1, |f|): a decrease below it is no evidence
     outlier: float = 0.0  # a gradient this many times longer than the running root mean square is not believed
     rise: float = 0.0  # the batch's F may not rise by more than this many mean changes
@@ -145,7 +150,7 @@ class SR2:
         self.safe_t = scalar(0)
         # The last point that passed: the trial may be asked every few steps only.
         self.safe = [x.clone(), self.m.clone(), self.q.clone()] if chained else []
-        self.constants = [scalar(v) for v in (setting.beta1, setting.beta2, setting.eps, setting.decay, setting.l1)]
+        self.constants = [scalar(v) for v in (setting.beta1, setting.beta2, setting.eps, setting.decay, setting.l1, setting.l0)]
         self._work = torch.compile(_work) if compiled else _work
         self._mix = torch.compile(_mix) if compiled else _mix
         self.started = setting.first == "none"
@@ -184,7 +189,7 @@ class SR2:
     def _propose(self) -> tuple[Tensor, ...]:
         c, flat = self.setting, self.flat
         vectors = (flat.x, self.x, flat.g, self.m, self.m_new, self.q, self.q_new, flat.weights)
-        kinds = (c.metric == "adam", c.decay_kind if c.decay else "", bool(c.l1))
+        kinds = (c.metric == "adam", c.decay_kind if c.decay else "", bool(c.l1), bool(c.l0))
         numbers: tuple[Tensor, ...] = self._work(*vectors, self.t + 1, self.sigma, self.constants, *kinds)
         return numbers
 
@@ -195,9 +200,9 @@ class SR2:
         c = self.setting
         t = self.t + 1
         finite = torch.isfinite(f) & torch.isfinite(vs) & torch.isfinite(gg)
-        accept = believed = (
-            finite & (gg <= c.outlier**2 * self.energy + (self.energy <= 0) * 1e300) if c.outlier else finite
-        )
+        accept = believed = finite
+        if c.outlier:
+            accept = believed = finite & ((self.energy <= 0) | (gg <= c.outlier**2 * self.energy))
         if test:
             accept = self._judge(f, trial, vs, gs, sds, drop, t, finite & torch.isfinite(trial), believed)
             self.evaluations.add_(1)
@@ -226,9 +231,10 @@ class SR2:
         actual = f - trial - (vs - gs) + drop
         rho = torch.where(finite, (actual + slack) / (predicted + slack), torch.full_like(f, -1.0))
         curvature = 2 * (trial - f - gs) / sds.clamp_min(1e-300)
+        curvature = torch.minimum(torch.maximum(curvature, -self.sigma), 4 * self.sigma)  # one batch has one vote
         decay = torch.minimum(torch.full_like(t, rule.decay), (t - 1) / t)
         mean = torch.where(finite, self.curvature * decay + curvature * (1 - decay), self.curvature)
-        bad = rho < rule.eta1
+        bad = rho < (-math.inf if rule.kind == "fixed" else rule.eta1)
         change = trial - f - drop
         if c.rise:
             bad = bad | ((self.change > 0) & (change > c.rise * self.change + slack))
@@ -280,10 +286,10 @@ class SR2:
 
 def _work(
     x: Tensor, x_old: Tensor, g: Tensor, m: Tensor, m_new: Tensor, q: Tensor, q_new: Tensor, weights: Tensor,
-    t: Tensor, sigma: Tensor, constants: list[Tensor], adam: bool, decay_kind: str, l1: bool,
+    t: Tensor, sigma: Tensor, constants: list[Tensor], adam: bool, decay_kind: str, l1: bool, l0: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """x -> trial, in place; v's, g's, s'Ds, R(x) - R(z), |g|^2."""
-    beta1, beta2, eps, decay, lam = constants
+    beta1, beta2, eps, decay, lam, lam0 = constants
     m_next = m + (1 - beta1) * (g - m)
     v = m_next / (1 - beta1**t)
     D = torch.ones_like(x)
@@ -297,10 +303,14 @@ def _work(
         z = torch.where(weights, z.sign() * (z.abs() - lam * step).clamp_min(0), z)
     if decay_kind:
         z = torch.where(weights, z / (1 + decay * (step if decay_kind == "l2" else 1 / sigma)), z)
+    if l0:
+        z = torch.where(weights & (z * z < 2 * lam0 * step), torch.zeros_like(z), z)
     s = z - x
     drop = torch.zeros((), dtype=torch.float64, device=x.device)
     if l1:
         drop = drop + lam * _sum((x.abs() - z.abs()) * weights)
+    if l0:
+        drop = drop + lam0 * (_sum(((x != 0) & weights).to(x.dtype)) - _sum(((z != 0) & weights).to(x.dtype)))
     if decay_kind:
         drop = drop + decay / 2 * _sum((x * x - z * z) * (1 if decay_kind == "l2" else D) * weights)
     numbers = _sum(v * s), _sum(g * s), _sum(D * s * s), drop, _sum(g * g)

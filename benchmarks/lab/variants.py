@@ -16,7 +16,7 @@ from ..panel.methods import Method, Trained
 from ..panel.tasks import Problem
 from .search import SR2, Rule, Setting
 
-QUICK = [name for name in tasks.TASKS if name != "characters"]
+QUICK = [name for name in tasks.TASKS if name not in ("characters", "cifar_small")]
 
 
 def lab(setting: Setting) -> Method:
@@ -58,31 +58,62 @@ def lab(setting: Setting) -> Method:
 
 
 def _variants() -> dict[str, Setting]:
-    base = Setting(windows=(4, 8, 16))
-    found = {}
-    for eta2 in (0.5, 0.7, 0.8, 0.9):
-        found[f"ratio_{eta2}"] = replace(base, rule=Rule(eta2=eta2))
-    for sigma0 in (1.0, 1e4):
-        found[f"ratio_0.8_from{sigma0:g}"] = replace(base, sigma0=sigma0)
-    for aim in (0.5, 0.7, 0.8):
-        found[f"mean_{aim}"] = replace(base, rule=Rule("mean", aim=aim, rate=0.05))
-        found[f"median_{aim}"] = replace(base, rule=Rule("quantile", aim=aim, share=0.5, rate=0.04))
-        found[f"follow_{aim}"] = replace(base, rule=Rule("follow", aim=aim, rate=0.05))
-    for mid, soft in ((0.3, 0.02), (0.5, 0.02), (0.5, 0.005)):
-        found[f"zones_0.8_{mid}_{soft}"] = replace(base, rule=Rule("zones", eta2=0.8, mid=mid, soft=soft))
-    identity = replace(base, metric="identity", sigma0=10.0)
-    for eta2 in (0.5, 0.8):
-        found[f"identity_ratio_{eta2}"] = replace(identity, rule=Rule(eta2=eta2))
-        found[f"identity_median_{eta2}"] = replace(identity, rule=Rule("quantile", aim=eta2, rate=0.04))
+    base = Setting(windows=(4, 8, 16), first="search")
+    ratio = {f"ratio_{e}": Rule(eta2=e) for e in (0.5, 0.7, 0.8, 0.9)}
+    zones = {f"zones_{m}": Rule("zones", eta2=0.8, mid=m, soft=0.005) for m in (0.3, 0.5)}
+    median = {f"median_{a}": Rule("quantile", aim=a, rate=0.04) for a in (0.6, 0.7)}
+    mean = {f"mean_{a}": Rule("mean", aim=a, rate=0.05) for a in (0.6, 0.7)}
+    follow = {f"follow_{a}": Rule("follow", aim=a, rate=0.05) for a in (0.5, 0.6, 0.7)}
+    slow = {f"follow_{a}_slow": Rule("follow", aim=a, rate=0.05, decay=0.99) for a in (0.6, 0.7)}
+    found = {name: replace(base, rule=rule) for name, rule in (ratio | zones | median | mean | follow | slow).items()}
+    found["ratio_0.8_nosearch"] = replace(base, first="none")
+    for name in ("ratio_0.8", "follow_0.7"):
+        for sigma0 in (0.1, 1e5):
+            found[f"{name}_from{sigma0:g}"] = replace(found[name], sigma0=sigma0)
+        for early in (3.0, 9.0):
+            found[f"{name}_early{early:g}"] = replace(found[name], rule=replace(found[name].rule, early=early))
+        found[f"{name}_beta2_0.99"] = replace(found[name], beta2=0.99)
+        found[f"{name}_beta1_0"] = replace(found[name], beta1=0.0)
+        found[f"{name}_beta1_0.95"] = replace(found[name], beta1=0.95)
     return found
 
 
-VARIANTS = _variants()
+def _images() -> dict[str, Setting]:
+    """With batch norm and weight decay: cifar_small."""
+    adam = Setting(windows=(4, 8, 16, 32), first="search")
+    found = {}
+    for aim in (0.5, 0.7, 0.8, 0.9):
+        rule = Rule("follow", aim=aim, rate=0.05)
+        for decay in (0.0, 0.1, 0.5):
+            found[f"im_adam_follow_{aim}_m{decay:g}"] = replace(adam, rule=rule, decay=decay, decay_kind="metric")
+    found["im_adam_follow_0.7_l2"] = replace(found["im_adam_follow_0.7_m0"], decay=5e-4)
+    found["im_adam_ratio_0.8_m0.1"] = replace(adam, decay=0.1, decay_kind="metric")
+    for beta1 in (0.0, 0.9):
+        identity = replace(adam, metric="identity", beta1=beta1, decay=5e-4, sigma0=10.0)
+        found[f"im_id{beta1:g}_ratio_0.5"] = replace(identity, rule=Rule(eta2=0.5))
+        for aim in (0.3, 0.5, 0.7):
+            found[f"im_id{beta1:g}_follow_{aim}"] = replace(identity, rule=Rule("follow", aim=aim, rate=0.05))
+    return found
+
+
+VARIANTS = _variants() | _images()
+
+
+def recipe(rate: float) -> Method:
+    """SGD as for ResNets: Nesterov 0.9, decay 5e-4, cosine."""
+
+    def run(problem: Problem) -> Trained:
+        parameters = problem.model.parameters()
+        optimizer = torch.optim.SGD(parameters, lr=rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        methods._descend(problem, optimizer, cosine=True)
+        return Trained()
+
+    return run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=["*"], help="patterns of variants")
+    parser.add_argument("--only", nargs="*", default=["[!i]*"], help="patterns of variants")
     parser.add_argument("--tasks", nargs="*", default=QUICK)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--folder", type=Path, required=True)
@@ -90,6 +121,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     chosen = {n: lab(s) for n, s in VARIANTS.items() if any(fnmatch.fnmatch(n, p) for p in args.only)}
+    chosen |= {n: recipe(r) for r in (0.03, 0.1, 0.3) if any(fnmatch.fnmatch(n := f"recipe_{r}", p) for p in args.only)}
     if args.baselines:
         chosen |= methods.baselines()
     runner.run_all(args.folder, args.tasks, chosen, args.seeds)

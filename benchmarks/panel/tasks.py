@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Problem:
     seed: int
     l1: float = 0.0  # the task's own penalty on the weights, for everyone
     optimum: float = math.nan  # F there, where it is known
+    moved: bool = False  # images of a batch are shifted by up to two pixels and mirrored half of the time
 
     def batches(self) -> Iterator[Batch]:
         """The same batches for every optimizer: whole random passes over the training part."""
@@ -50,7 +52,7 @@ class Problem:
             if len(order) < self.batch_size:
                 order = draw.permutation(len(x))
             chosen, order = torch.from_numpy(order[: self.batch_size]), order[self.batch_size :]
-            yield x[chosen], y[chosen]
+            yield (_moved(x[chosen], draw) if self.moved else x[chosen]), y[chosen]
 
     def objective(self, part: Batch) -> float:
         """The mean loss over a part, without gradients."""
@@ -80,6 +82,13 @@ class Problem:
                 yield text.windows(x[:, 0], starts[i : i + 64])
         else:
             yield from zip(x.split(1024), y.split(1024), strict=True)
+
+
+def _moved(x: Tensor, draw: np.random.Generator) -> Tensor:
+    x = torch.where(torch.from_numpy(draw.integers(0, 2, (len(x), 1, 1, 1)) == 1), x.flip(3), x)
+    shifts = draw.integers(-2, 3, (4, 2)).tolist()
+    pieces = zip(x.tensor_split(4), shifts, strict=True)
+    return torch.cat([piece.roll(shift, (2, 3)) for piece, shift in pieces])
 
 
 def _split(x: np.ndarray, y: np.ndarray, sizes: tuple[int, int], seed: int, kind: str) -> tuple[Batch, Batch, Batch]:
@@ -113,15 +122,29 @@ class _ImageNorm(nn.GroupNorm):
 def _cnn(norm: Callable[[int], nn.Module]) -> nn.Module:
     widths = (1, 16, 32, 64)
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (a, b) in enumerate(itertools.pairwise(widths)):
         layers += [nn.Conv2d(a, b, 3, stride=1 if i == 0 else 2, padding=1, bias=False), norm(b), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
 def _digits(seed: int, model: Callable[[], nn.Module], steps: int = 500) -> Problem:
     images, labels = load_digits(return_X_y=True)
-    parts = _split(images.reshape(-1, 1, 8, 8) / 16 - 0.3, labels, (900, 450), seed, "classes")
+    parts = _split(images.reshape(-1, 1, 8, 8) / 16 - 0.3, labels, (500, 600), seed, "classes")
     return Problem(model(), F.cross_entropy, *parts, steps, 64, "classes", seed)
+
+
+def _cifar_small(seed: int) -> Problem:
+    """CIFAR-10 at 16 x 16: for the lab, where the data set is already there."""
+    with np.load(text.folder() / "data" / "cifar10" / "verified.npz") as stored:
+        images, labels = stored["train_images"][:30000], stored["train_labels"][:30000]
+    images = images.reshape(-1, 3, 16, 2, 16, 2).mean((3, 5)) / 64 - 2
+    parts = _split(images, labels, (20000, 5000), seed, "classes")
+    widths = (3, 24, 48, 96)
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Conv2d(a, b, 3, 1 if a == 3 else 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10))
+    return Problem(model, F.cross_entropy, *parts, 1200, 64, "classes", seed, moved=True)
 
 
 def _breast_cancer(seed: int) -> Problem:
@@ -184,6 +207,7 @@ TASKS: dict[str, Callable[[int], Problem]] = {
     "diabetes": _diabetes,
     "characters": _characters,
     "logistic_l1": _logistic,
+    "cifar_small": _cifar_small,
     "characters_mini": lambda seed: _characters(seed, small=True),
 }
 
