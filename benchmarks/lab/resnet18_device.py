@@ -254,7 +254,7 @@ class Bench:
                 self._load(batch)
                 if isinstance(run.what, Sgd):
                     optimizer.lr.fill_(run.what.lr * 0.5 * (1 + math.cos(math.pi * k / total)))
-                steps[k < 200 or k % run.test_every == 0]()
+                steps[k < args.warm or k % run.test_every == 0]()
                 k += 1
             loss = float(self.loss_sum) / self.images.per_epoch
             sigma = (float(optimizer.sigma), float(optimizer.rho_mean)) if isinstance(optimizer, SR2) else (0.0, 0.0)
@@ -296,12 +296,18 @@ class Bench:
             for _ in range(3):
                 step()
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
+        replay: Callable[[], None] = step
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            replay = graph.replay
+        except Exception as error:  # slower without, and still worth its time
+            print(f"not captured: {type(error).__name__}: {str(error)[:500]}", flush=True)
+            self.args.graph = False
         for s, old in zip(state, before, strict=True):
             s.copy_(old)
-        return graph.replay
+        return replay
 
     def _load(self, batch: tuple[Tensor, Tensor]) -> None:
         self.x.copy_(batch[0])
@@ -337,21 +343,31 @@ class Bench:
 
 
 def settings() -> dict[str, Run]:
-    adam = Setting(first="search", sigma0=100.0, decay=0.02, decay_kind="metric")
+    """By name: metric, rule, aim, decay (m: decoupled, in the metric; l2: in R), and how often the trial is asked."""
+
+    def adam(aim: float, decay: float, kind: str = "metric") -> Setting:
+        return Setting(first="search", rule=Rule("follow", aim=aim, rate=0.05), decay=decay, decay_kind=kind)
+
     identity = Setting(metric="identity", first="search", sigma0=10.0, decay=5e-4)
     plain = replace(identity, beta1=0.0)
-    eta5 = Rule(eta2=0.5)
     return {
         "sgd_0.1": Run(Sgd(0.1)),
-        "adam_ratio_0.8": Run(adam),
-        "plain_ratio_0.5": Run(replace(plain, rule=eta5)),
-        "identity_ratio_0.8": Run(identity),
+        "adam_follow_0.7_m0.1": Run(adam(0.7, 0.1)),
+        "adam_follow_0.7_m0.5": Run(adam(0.7, 0.5)),
+        "plain_ratio_0.5": Run(replace(plain, first="none", sigma0=41.0, rule=Rule(eta2=0.5))),
+        "adam_follow_0.8_m0.1": Run(adam(0.8, 0.1)),
+        "adam_follow_0.7_m0": Run(adam(0.7, 0.0)),
         "sgd_0.2": Run(Sgd(0.2)),
         "sgd_0.05": Run(Sgd(0.05)),
-        "adam_ratio_0.8_every16": Run(adam, 16),
-        "adam_ratio_0.8_every4": Run(adam, 4),
-        "sgd_0.03": Run(Sgd(0.03)),
+        "adam_follow_0.7_m0.1_every16": Run(adam(0.7, 0.1), 16),
+        "identity_follow_0.7": Run(replace(identity, rule=Rule("follow", aim=0.7, rate=0.05))),
+        "adam_follow_0.7_l2": Run(adam(0.7, 5e-5, "l2")),
+        "adam_ratio_0.8_m0.1": Run(replace(adam(0.7, 0.1), rule=Rule(eta2=0.8))),
+        "plain_follow_0.3": Run(replace(plain, rule=Rule("follow", aim=0.3, rate=0.05))),
+        "adam_follow_0.9_m0.1": Run(adam(0.9, 0.1)),
         "sgd_0.4": Run(Sgd(0.4)),
+        "sgd_0.03": Run(Sgd(0.03)),
+        "adam_follow_0.7_m0.1_every4": Run(adam(0.7, 0.1), 4),
     }
 
 
@@ -363,6 +379,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--warm", type=int, default=200, help="first steps, which are all tested")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--synthetic", type=int, default=0, help="rehearse on this many made-up images")
