@@ -343,31 +343,35 @@ class Bench:
 
 
 def settings() -> dict[str, Run]:
-    """By name: metric, rule, aim, decay (m: decoupled, in the metric; l2: in R), and how often the trial is asked."""
+    """By name: metric, rule, its aim or eta2, decay (m: decoupled, in the metric; l2: in R), how often it is tested."""
+    wide, follow = Rule(eta1=-1.0, eta2=0.8), Rule("follow", aim=0.7, rate=0.05)
 
-    def adam(aim: float, decay: float, kind: str = "metric") -> Setting:
-        return Setting(first="search", rule=Rule("follow", aim=aim, rate=0.05), decay=decay, decay_kind=kind)
+    def adam(rule: Rule, decay: float, kind: str = "metric") -> Setting:
+        return Setting(first="search", rule=rule, decay=decay, decay_kind=kind)
 
     identity = Setting(metric="identity", first="search", sigma0=10.0, decay=5e-4)
     plain = replace(identity, beta1=0.0)
     return {
         "sgd_0.1": Run(Sgd(0.1)),
-        "adam_follow_0.7_m0.1": Run(adam(0.7, 0.1)),
-        "adam_follow_0.7_m0.5": Run(adam(0.7, 0.5)),
-        "plain_ratio_0.5": Run(replace(plain, first="none", sigma0=41.0, rule=Rule(eta2=0.5))),
-        "adam_follow_0.8_m0.1": Run(adam(0.8, 0.1)),
-        "adam_follow_0.7_m0": Run(adam(0.7, 0.0)),
+        "adam_wide_0.8_m0.1": Run(adam(wide, 0.1)),
+        "adam_follow_0.7_m0.1": Run(adam(follow, 0.1)),
+        "identity_wide_0.8": Run(replace(identity, rule=wide)),
+        "adam_wide_0.8_m0.5": Run(adam(wide, 0.5)),
+        "adam_follow_0.8_m0.1": Run(adam(replace(follow, aim=0.8), 0.1)),
         "sgd_0.2": Run(Sgd(0.2)),
+        "plain_ratio_0.5": Run(replace(plain, first="none", sigma0=41.0, rule=Rule(eta2=0.5))),
+        "identity_follow_0.7": Run(replace(identity, rule=follow)),
+        "adam_wide_0.8_m0.1_every16": Run(adam(wide, 0.1), 16),
         "sgd_0.05": Run(Sgd(0.05)),
-        "adam_follow_0.7_m0.1_every16": Run(adam(0.7, 0.1), 16),
-        "identity_follow_0.7": Run(replace(identity, rule=Rule("follow", aim=0.7, rate=0.05))),
-        "adam_follow_0.7_l2": Run(adam(0.7, 5e-5, "l2")),
-        "adam_ratio_0.8_m0.1": Run(replace(adam(0.7, 0.1), rule=Rule(eta2=0.8))),
-        "plain_follow_0.3": Run(replace(plain, rule=Rule("follow", aim=0.3, rate=0.05))),
-        "adam_follow_0.9_m0.1": Run(adam(0.9, 0.1)),
+        "adam_wide_0.8_m0": Run(adam(wide, 0.0)),
+        "adam_wide_0.9_m0.1": Run(adam(replace(wide, eta2=0.9), 0.1)),
+        "adam_follow_0.7_m0": Run(adam(follow, 0.0)),
+        "adam_wide_0.8_l2": Run(adam(wide, 5e-5, "l2")),
+        "adam_follow_0.9_m0.1": Run(adam(replace(follow, aim=0.9), 0.1)),
+        "plain_follow_0.3": Run(replace(plain, rule=replace(follow, aim=0.3))),
         "sgd_0.4": Run(Sgd(0.4)),
         "sgd_0.03": Run(Sgd(0.03)),
-        "adam_follow_0.7_m0.1_every4": Run(adam(0.7, 0.1), 4),
+        "adam_wide_0.8_m0.1_every4": Run(adam(wide, 0.1), 4),
     }
 
 

@@ -73,7 +73,7 @@ class Rule:
     decay: float = 0.95
     early: float = 0.0
     early_steps: float = 50.0
-    back_off: float = 1.0  # each rejection's rise is this times the last one's while rejections follow early
+    cool: float = 0.0  # follow: sigma's target grows as (1 + t / 100)^cool
 
     def move(self, rho: Tensor, bad: Tensor, sigma: Tensor, curvature: Tensor, t: Tensor) -> Tensor:
         zero = torch.zeros_like(rho)
@@ -88,7 +88,7 @@ class Rule:
         elif self.kind == "fixed":
             move = zero
         elif self.kind == "follow":
-            target = curvature.clamp_min(1e-30) / (2 * (1 - self.aim))
+            target = curvature.clamp_min(1e-30) / (2 * (1 - self.aim)) * (1 + t / 100) ** self.cool
             move = (target / sigma).log().clamp(-self.rate, self.rate)
         else:
             raise ValueError(self.kind)
@@ -150,7 +150,9 @@ class SR2:
         self.safe_t = scalar(0)
         # The last point that passed: the trial may be asked every few steps only.
         self.safe = [x.clone(), self.m.clone(), self.q.clone()] if chained else []
-        self.constants = [scalar(v) for v in (setting.beta1, setting.beta2, setting.eps, setting.decay, setting.l1, setting.l0)]
+        self.constants = [
+            scalar(v) for v in (setting.beta1, setting.beta2, setting.eps, setting.decay, setting.l1, setting.l0)
+        ]
         self._work = torch.compile(_work) if compiled else _work
         self._mix = torch.compile(_mix) if compiled else _mix
         self.started = setting.first == "none"

@@ -26,9 +26,8 @@ def run(setting: Setting, task: str, factor: float, when: int, seed: int) -> tup
 
 def main() -> None:
     torch.set_num_threads(1)
-    follow = Setting(first="search", rule=Rule("follow", aim=0.7, rate=0.05))
-    found = {"follow": follow, "ratio": Setting(first="search")}
-    found["identity"] = replace(follow, metric="identity", sigma0=10.0)
+    wide = Setting(first="search", rule=Rule(eta1=-1.0))
+    found = {"wide": wide, "identity": replace(wide, metric="identity", sigma0=10.0)}
     for name in tuple(found):
         found[f"{name}_outlier10"] = replace(found[name], outlier=10.0)
         found[f"{name}_rise10"] = replace(found[name], rise=10.0)
@@ -36,7 +35,10 @@ def main() -> None:
     for name, setting in found.items():
         for factor in (1.0, 1e5, 1e2, float("nan"), float("inf")):
             rows = [run(setting, "digits_mlp", factor, 40, seed) for seed in (0, 1)]
-            print(f"{name:24} x{factor:<8g}", *(f"error {e:.3f} F {f:8.4g} sigma {s:8.3g} rejected {r:.0f} |" for e, f, s, r in rows))
+            print(
+                f"{name:24} x{factor:<8g}",
+                *(f"error {e:.3f} F {f:8.4g} sigma {s:8.3g} rejected {r:.0f} |" for e, f, s, r in rows),
+            )
 
 
 if __name__ == "__main__":

@@ -66,6 +66,22 @@ def _variants() -> dict[str, Setting]:
     follow = {f"follow_{a}": Rule("follow", aim=a, rate=0.05) for a in (0.5, 0.6, 0.7)}
     slow = {f"follow_{a}_slow": Rule("follow", aim=a, rate=0.05, decay=0.99) for a in (0.6, 0.7)}
     found = {name: replace(base, rule=rule) for name, rule in (ratio | zones | median | mean | follow | slow).items()}
+    for cool in (0.25, 0.5):
+        for aim in (0.5, 0.6, 0.7):
+            found[f"follow_{aim}_cool{cool}"] = replace(base, rule=Rule("follow", aim=aim, rate=0.05, cool=cool))
+    found["follow_0.7_rate0.02"] = replace(base, rule=Rule("follow", aim=0.7, rate=0.02))
+    found["follow_0.7_rate0.2"] = replace(base, rule=Rule("follow", aim=0.7, rate=0.2))
+    found["follow_0.75"] = replace(base, rule=Rule("follow", aim=0.75, rate=0.05))
+    found["follow_0.8"] = replace(base, rule=Rule("follow", aim=0.8, rate=0.05))
+    for share, aim in ((0.1, 0.0), (0.1, 0.3), (0.25, 0.3), (0.05, 0.0)):
+        rule = Rule("quantile", aim=aim, share=share, rate=0.02 / share)
+        found[f"quantile_{share}_{aim}"] = replace(base, rule=rule)
+    for aim in (0.2, 0.3, 0.4, 0.5):
+        found[f"mean_{aim}"] = replace(base, rule=Rule("mean", aim=aim, rate=0.05))
+    found["median_0.5"] = replace(base, rule=Rule("quantile", aim=0.5, rate=0.04))
+    for eta1 in (-0.5, -1.0, -3.0):
+        for eta2 in (0.7, 0.8, 0.9):
+            found[f"wide_{eta2}_{eta1}"] = replace(base, rule=Rule(eta1=eta1, eta2=eta2))
     found["ratio_0.8_nosearch"] = replace(base, first="none")
     for name in ("ratio_0.8", "follow_0.7"):
         for sigma0 in (0.1, 1e5):
@@ -86,6 +102,8 @@ def _images() -> dict[str, Setting]:
         rule = Rule("follow", aim=aim, rate=0.05)
         for decay in (0.0, 0.1, 0.5):
             found[f"im_adam_follow_{aim}_m{decay:g}"] = replace(adam, rule=rule, decay=decay, decay_kind="metric")
+    for eta1, eta2 in ((-1.0, 0.8), (-1.0, 0.9), (-0.5, 0.8)):
+        found[f"im_adam_wide_{eta2}_{eta1}"] = replace(adam, rule=Rule(eta1=eta1, eta2=eta2))
     found["im_adam_follow_0.7_l2"] = replace(found["im_adam_follow_0.7_m0"], decay=5e-4)
     found["im_adam_ratio_0.8_m0.1"] = replace(adam, decay=0.1, decay_kind="metric")
     for beta1 in (0.0, 0.9):

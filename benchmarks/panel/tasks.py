@@ -171,12 +171,11 @@ def _diabetes(seed: int) -> Problem:
     return Problem(_mlp(10, 1, 32), F.mse_loss, *parts, 300, 32, "regression", seed)
 
 
-def _characters(seed: int, small: bool = False) -> Problem:
+def _characters(seed: int, width: int = 96, depth: int = 2, steps: int = 600, batch: int = 32) -> Problem:
     codes, size = text.codes("austen-emma.txt")
     cut = [int(len(codes) * share) for share in (0.9, 0.95)]
     train, validation, test = (c[:, None] for c in torch.tensor_split(codes, cut))
-    model = text.Transformer(size, 48, 1, 4) if small else text.Transformer(size, 96, 2, 4)
-    steps, batch = (400, 8) if small else (600, 32)
+    model = text.Transformer(size, width, depth, 4)
     parts = ((part, part) for part in (train, validation, test))
     return Problem(model, text.loss, *parts, steps, batch, "text", seed)  # type: ignore[misc]
 
@@ -208,7 +207,8 @@ TASKS: dict[str, Callable[[int], Problem]] = {
     "characters": _characters,
     "logistic_l1": _logistic,
     "cifar_small": _cifar_small,
-    "characters_mini": lambda seed: _characters(seed, small=True),
+    "characters_mini": lambda seed: _characters(seed, 48, 1, 400, 8),
+    "characters_mid": lambda seed: _characters(seed, 64, 2, 300, 32),
 }
 
 
