@@ -1,4 +1,4 @@
-"""Score against zeros under l1: the lab's SR2 and ProxGEN (Adam's metric, a grid of learning rates), three lambdas each.
+"""Score against zeros under l1: the lab's SR2 and ProxGEN (Adam's metric, a grid of rates), three lambdas each.
 
 `python -m benchmarks.lab.fronts --folder RUNS`
 """
@@ -28,7 +28,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     base = Setting(first="search")
-    rules = {"follow_0.7": Rule("follow", aim=0.7, rate=0.05), "ratio_0.8": Rule(eta2=0.8)}
+    rules = {"follow_0.7": Rule("follow", aim=0.7, rate=0.05), "wide_0.9": Rule(eta1=-1.0, eta2=0.9)}
     methods = {}
     for lam in args.lambdas:
         for name, rule in rules.items():

@@ -344,7 +344,7 @@ class Bench:
 
 def settings() -> dict[str, Run]:
     """By name: metric, rule, its aim or eta2, decay (m: decoupled, in the metric; l2: in R), how often it is tested."""
-    wide, follow = Rule(eta1=-1.0, eta2=0.8), Rule("follow", aim=0.7, rate=0.05)
+    wide, follow = Rule(eta1=-1.0, eta2=0.9), Rule("follow", aim=0.7, rate=0.05)
 
     def adam(rule: Rule, decay: float, kind: str = "metric") -> Setting:
         return Setting(first="search", rule=rule, decay=decay, decay_kind=kind)
@@ -353,25 +353,24 @@ def settings() -> dict[str, Run]:
     plain = replace(identity, beta1=0.0)
     return {
         "sgd_0.1": Run(Sgd(0.1)),
-        "adam_wide_0.8_m0.1": Run(adam(wide, 0.1)),
+        "adam_wide_0.9_m0.1": Run(adam(wide, 0.1)),
         "adam_follow_0.7_m0.1": Run(adam(follow, 0.1)),
-        "identity_wide_0.8": Run(replace(identity, rule=wide)),
-        "adam_wide_0.8_m0.5": Run(adam(wide, 0.5)),
-        "adam_follow_0.8_m0.1": Run(adam(replace(follow, aim=0.8), 0.1)),
+        "identity_wide_0.9": Run(replace(identity, rule=wide)),
+        "adam_wide_0.9_m0.5": Run(adam(wide, 0.5)),
         "sgd_0.2": Run(Sgd(0.2)),
+        "adam_wide_0.9_m0": Run(adam(wide, 0.0)),
         "plain_ratio_0.5": Run(replace(plain, first="none", sigma0=41.0, rule=Rule(eta2=0.5))),
+        "adam_wide_0.9_m0.1_every16": Run(adam(wide, 0.1), 16),
         "identity_follow_0.7": Run(replace(identity, rule=follow)),
-        "adam_wide_0.8_m0.1_every16": Run(adam(wide, 0.1), 16),
+        "adam_follow_0.8_m0.1": Run(adam(replace(follow, aim=0.8), 0.1)),
         "sgd_0.05": Run(Sgd(0.05)),
-        "adam_wide_0.8_m0": Run(adam(wide, 0.0)),
-        "adam_wide_0.9_m0.1": Run(adam(replace(wide, eta2=0.9), 0.1)),
-        "adam_follow_0.7_m0": Run(adam(follow, 0.0)),
-        "adam_wide_0.8_l2": Run(adam(wide, 5e-5, "l2")),
+        "adam_wide_0.8_m0.1": Run(adam(replace(wide, eta2=0.8), 0.1)),
+        "adam_wide_0.9_l2": Run(adam(wide, 5e-5, "l2")),
         "adam_follow_0.9_m0.1": Run(adam(replace(follow, aim=0.9), 0.1)),
         "plain_follow_0.3": Run(replace(plain, rule=replace(follow, aim=0.3))),
         "sgd_0.4": Run(Sgd(0.4)),
         "sgd_0.03": Run(Sgd(0.03)),
-        "adam_wide_0.8_m0.1_every4": Run(adam(wide, 0.1), 4),
+        "adam_wide_0.9_m0.1_every4": Run(adam(wide, 0.1), 4),
     }
 
 

@@ -72,7 +72,7 @@ def sgd(rate: float, cosine: bool) -> Method:
 
 
 def schedulefree(problem: Problem) -> Trained:
-    """Schedule-Free AdamW with its own defaults; its evaluation point, batch norm estimated anew, as its authors ask."""
+    """Schedule-Free AdamW with its own defaults; at its evaluation point, batch norm is estimated anew."""
     from schedulefree import AdamWScheduleFree
 
     optimizer = AdamWScheduleFree(problem.model.parameters())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterable
@@ -60,13 +59,13 @@ def run_all(folder: Path, tasks: Iterable[str], methods: dict[str, Method], seed
                     continue
                 record = {"task": task, "method": name, "seed": seed, **run(task, method, seed)}
                 write(path, record)
-                best = min((v for v in record.values() if isinstance(v, dict)), key=lambda v: _finite(v["validation"]))
-                print(f"{task:18} {name:32} s{seed} {record['seconds']:6.1f} s  train {record['last']['train']:.4f} "
-                      f"validation {record['last']['validation']:.4f} best {best['validation']:.4f}", flush=True)  # fmt: skip
+                print(_line(record), flush=True)
 
 
-def _finite(x: float) -> float:
-    return x if math.isfinite(x) else math.inf
+def _line(record: Record) -> str:
+    points = {name: value["validation"] for name, value in record.items() if isinstance(value, dict)}
+    found = " ".join(f"{name} {value:.4f}" for name, value in points.items())
+    return f"{record['task']:18} {record['method']:32} s{record['seed']} {record['seconds']:6.1f} s  {found}"
 
 
 def write(path: Path, record: Record) -> None:

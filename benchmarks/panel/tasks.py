@@ -127,7 +127,7 @@ def _cnn(norm: Callable[[int], nn.Module]) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
-def _digits(seed: int, model: Callable[[], nn.Module], steps: int = 500) -> Problem:
+def _digits(seed: int, model: Callable[[], nn.Module], steps: int = 300) -> Problem:
     images, labels = load_digits(return_X_y=True)
     parts = _split(images.reshape(-1, 1, 8, 8) / 16 - 0.3, labels, (500, 600), seed, "classes")
     return Problem(model(), F.cross_entropy, *parts, steps, 64, "classes", seed)
@@ -149,26 +149,26 @@ def _cifar_small(seed: int) -> Problem:
 
 def _breast_cancer(seed: int) -> Problem:
     parts = _split(*load_breast_cancer(return_X_y=True), (285, 142), seed, "classes")
-    return Problem(_mlp(30, 2), F.cross_entropy, *parts, 300, 32, "classes", seed)
+    return Problem(_mlp(30, 2), F.cross_entropy, *parts, 150, 32, "classes", seed)
 
 
 def _friedman(seed: int) -> Problem:
-    x, y = make_friedman1(6000, noise=1.0, random_state=seed)
+    x, y = make_friedman1(10000, noise=1.0, random_state=seed)
     return Problem(
-        _mlp(10, 1), F.mse_loss, *_split(x, y, (1000, 2000), seed, "regression"), 1000, 64, "regression", seed
+        _mlp(10, 1), F.mse_loss, *_split(x, y, (4000, 3000), seed, "regression"), 1000, 64, "regression", seed
     )
 
 
 def _classes4(seed: int) -> Problem:
-    x, y = make_classification(6000, 20, n_informative=10, n_redundant=5, n_classes=4, random_state=seed)
+    x, y = make_classification(10000, 20, n_informative=10, n_redundant=5, n_classes=4, random_state=seed)
     return Problem(
-        _mlp(20, 4), F.cross_entropy, *_split(x, y, (2000, 2000), seed, "classes"), 1000, 64, "classes", seed
+        _mlp(20, 4), F.cross_entropy, *_split(x, y, (4000, 3000), seed, "classes"), 1000, 64, "classes", seed
     )
 
 
 def _diabetes(seed: int) -> Problem:
     parts = _split(*load_diabetes(return_X_y=True), (221, 110), seed, "regression")
-    return Problem(_mlp(10, 1, 32), F.mse_loss, *parts, 300, 32, "regression", seed)
+    return Problem(_mlp(10, 1, 32), F.mse_loss, *parts, 120, 32, "regression", seed)
 
 
 def _characters(seed: int, width: int = 96, depth: int = 2, steps: int = 600, batch: int = 32) -> Problem:
