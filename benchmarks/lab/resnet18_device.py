@@ -44,10 +44,15 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Run:
-    """A setting and how often its trial is asked."""
+    """A setting and how often its trial is asked; 0: never, and the rate follows half a cosine to 0."""
 
     what: Setting | Sgd
     test_every: int = 1
+
+
+def adamw(rate: float, decay: float) -> Run:
+    """AdamW as the lab writes it: sigma = 1 / rate, nothing is tested."""
+    return Run(Setting(rule=Rule("fixed"), sigma0=1 / rate, decay=decay, decay_kind="metric"), 0)
 
 
 # Data ---------------------------------------------------------------------------------------------------------------
@@ -162,6 +167,39 @@ class ResNet18(nn.Module):
         return out
 
 
+class DenseLayer(nn.Module):
+    def __init__(self, inputs: int, growth: int) -> None:
+        super().__init__()
+        self.bn1, self.conv1 = nn.BatchNorm2d(inputs), nn.Conv2d(inputs, 4 * growth, 1, bias=False)
+        self.bn2, self.conv2 = nn.BatchNorm2d(4 * growth), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        new = self.conv2(F.relu(self.bn2(self.conv1(F.relu(self.bn1(x))))))
+        return torch.cat([x, new], 1)
+
+
+class DenseNet121(nn.Module):
+    """With the ImageNet stem, as the paper has it: 6, 12, 24, 16 layers of growth 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+        layers.append(nn.MaxPool2d(3, 2, 1))
+        width = 64
+        for stage, depth in enumerate((6, 12, 24, 16)):
+            layers += [DenseLayer(width + 32 * i, 32) for i in range(depth)]
+            width += 32 * depth
+            layers += [nn.BatchNorm2d(width), nn.ReLU()]
+            if stage < 3:
+                layers += [nn.Conv2d(width, width // 2, 1, bias=False), nn.AvgPool2d(2)]
+                width //= 2
+        self.layers, self.fc = nn.Sequential(*layers), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(self.layers(x).mean((2, 3)))
+        return out
+
+
 # One setting --------------------------------------------------------------------------------------------------------
 
 
@@ -193,24 +231,39 @@ class SgdFlat:
         return loss.detach().double()
 
 
+def _kinds(run: Run) -> set[bool]:
+    """Which steps a run has: with a trial, without."""
+    return {0: {False}, 1: {True}}.get(run.test_every, {True, False})
+
+
 class Bench:
     """The network, its flat parameters and its compiled forward pass, built once for all settings."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.device = args, args.device
         self.cuda = args.device == "cuda"
-        arrays = synthetic(args.synthetic) if args.synthetic else read(args.data)
-        self.images = Images(arrays, args.device, args.batch, args.final)
+        self.images, self.x, self.y = self._data()
         torch.manual_seed(0)
-        self.model = ResNet18(args.width).to(args.device, memory_format=torch.channels_last)
+        self.model = self._fresh().to(args.device, memory_format=torch.channels_last)
         self.flat = Flat(self.model)
         self.forward: Callable[[Tensor], Tensor] = self.model
-        shape = (args.batch, 3, 32, 32)
-        self.x = torch.zeros(shape, dtype=torch.uint8, device=args.device).to(memory_format=torch.channels_last)
-        self.y = torch.zeros(args.batch, dtype=torch.int64, device=args.device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=args.device)
         if args.compile:
             self._compile()
+
+    def _data(self) -> tuple[Any, Tensor, Tensor]:
+        """What gives batches, and the two buffers that hold one."""
+        args = self.args
+        arrays = synthetic(args.synthetic) if args.synthetic else read(args.data)
+        x = torch.zeros((args.batch, 3, 32, 32), dtype=torch.uint8, device=args.device)
+        y = torch.zeros(args.batch, dtype=torch.int64, device=args.device)
+        return Images(arrays, args.device, args.batch, args.final), x.to(memory_format=torch.channels_last), y
+
+    def _fresh(self) -> nn.Module:
+        """A new network, on the host."""
+        if self.args.model == "densenet121":
+            return DenseNet121()
+        return ResNet18(self.args.width)
 
     def _compile(self) -> None:
         start = time.perf_counter()
@@ -231,7 +284,7 @@ class Bench:
 
     def reset(self, seed: int) -> None:
         torch.manual_seed(seed)
-        fresh = ResNet18(self.args.width)
+        fresh = self._fresh()
         with torch.no_grad():
             for p, q in zip(self.model.parameters(), fresh.parameters(), strict=True):
                 p.copy_(q)
@@ -244,7 +297,7 @@ class Bench:
         draw = torch.Generator(self.device).manual_seed(seed)
         self._load(next(self.images.epoch(draw)))
         optimizer = self._optimizer(run)
-        steps = {test: self._captured(optimizer, test) for test in {True, run.test_every == 1}}
+        steps = {test: self._captured(optimizer, test) for test in _kinds(run)}
         total, k, path = args.epochs * self.images.per_epoch, 0, []
         self._wait()
         start = time.perf_counter()
@@ -252,9 +305,12 @@ class Bench:
             self.loss_sum.zero_()
             for batch in self.images.epoch(draw):
                 self._load(batch)
+                cosine = 0.5 * (1 + math.cos(math.pi * k / total))
                 if isinstance(run.what, Sgd):
-                    optimizer.lr.fill_(run.what.lr * 0.5 * (1 + math.cos(math.pi * k / total)))
-                steps[k < args.warm or k % run.test_every == 0]()
+                    optimizer.lr.fill_(run.what.lr * cosine)
+                elif run.test_every == 0:
+                    optimizer.sigma.fill_(run.what.sigma0 / cosine)
+                steps[run.test_every > 0 and (k < args.warm or k % run.test_every == 0)]()
                 k += 1
             loss = float(self.loss_sum) / self.images.per_epoch
             sigma = (float(optimizer.sigma), float(optimizer.rho_mean)) if isinstance(optimizer, SR2) else (0.0, 0.0)
@@ -371,10 +427,12 @@ def settings() -> dict[str, Run]:
         "sgd_0.4": Run(Sgd(0.4)),
         "sgd_0.03": Run(Sgd(0.03)),
         "adam_wide_0.9_m0.1_every4": Run(adam(wide, 0.1), 4),
+        "adamw_0.001_m0.1": adamw(0.001, 0.1),
+        "adamw_0.003_m0.1": adamw(0.003, 0.1),
     }
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path)
@@ -383,6 +441,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--warm", type=int, default=200, help="first steps, which are all tested")
+    parser.add_argument("--model", choices=("resnet18", "densenet121"), default="resnet18")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--synthetic", type=int, default=0, help="rehearse on this many made-up images")
@@ -391,19 +450,24 @@ def main() -> None:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--graph", action=argparse.BooleanOptionalAction, default=True)
-    args = parser.parse_args()
-    runs = {n: r for n, r in settings().items() if any(fnmatch.fnmatch(n, p) for p in args.only)}
+    return parser
+
+
+def main(
+    args: argparse.Namespace, settings: dict[str, Run], make: Callable[[argparse.Namespace], Bench] = Bench
+) -> None:
+    runs = {n: r for n, r in settings.items() if any(fnmatch.fnmatch(n, p) for p in args.only)}
     if args.list:
         print(*runs, sep="\n")
         return
     start, longest = time.perf_counter(), 0.0
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
-    bench = Bench(args)
+    bench = make(args)
     done = {json.loads(line)["key"] for line in args.out.read_text().splitlines()} if args.out.exists() else set()
     for seed in args.seeds:
         for name, run in runs.items():
-            key = f"{name}_s{seed}_e{args.epochs}{'_final' if args.final else ''}"
+            key = f"{args.model}_{name}_s{seed}_e{args.epochs}{'_final' if args.final else ''}"
             if key in done:
                 continue
             begun = time.perf_counter()
@@ -431,4 +495,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(parser().parse_args(), settings())

@@ -135,13 +135,13 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=QUICK)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--baselines", action="store_true")
+    parser.add_argument("--baselines", nargs="*", default=[], help="patterns of baselines")
     args = parser.parse_args()
     torch.set_num_threads(1)
     chosen = {n: lab(s) for n, s in VARIANTS.items() if any(fnmatch.fnmatch(n, p) for p in args.only)}
     chosen |= {n: recipe(r) for r in (0.03, 0.1, 0.3) if any(fnmatch.fnmatch(n := f"recipe_{r}", p) for p in args.only)}
-    if args.baselines:
-        chosen |= methods.baselines()
+    known = methods.baselines().items()
+    chosen |= {n: m for n, m in known if any(fnmatch.fnmatch(n, p) for p in args.baselines)}
     runner.run_all(args.folder, args.tasks, chosen, args.seeds)
 
 
