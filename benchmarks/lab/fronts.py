@@ -28,7 +28,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     base = Setting(first="search")
-    rules = {"follow_0.7": Rule("follow", aim=0.7, rate=0.05), "wide_0.9": Rule(eta1=-1.0, eta2=0.9)}
+    rules = {"wide_0.9": Rule(eta1=-1.0, eta2=0.9)}
     methods = {}
     for lam in args.lambdas:
         for name, rule in rules.items():

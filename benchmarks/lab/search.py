@@ -255,7 +255,7 @@ class SR2:
     # The first step -------------------------------------------------------------------------------------------------
 
     def prepare(self, closure: Closure) -> None:
-        """sigma_0: the first batch is tried, forwards only, until rho lies between 0.5 and 0.9."""
+        """sigma_0: the first batch is tried, forwards only, until C / (2 sigma) lies between 0.1 and 0.5; then 0.3."""
         if self.started:
             return
         self.started = True
@@ -263,14 +263,15 @@ class SR2:
         factor, last = 8.0, 0
         with torch.no_grad():
             for _ in range(24):
-                vs, gs, _, drop, _ = self._propose()
+                _, gs, sds, _, _ = self._propose()
                 trial = self._trial(closure)
                 self.flat.x.copy_(self.x)
                 self.evaluations.add_(1)
-                rho = float((f - trial - (vs - gs) + drop) / (drop - vs))
-                direction = 1 if not rho >= 0.5 else (-1 if rho > 0.9 else 0)
-                if direction == 0:
+                lost = float((trial - f - gs) / (self.sigma * sds))  # 1 - rho where R is 0
+                if 0.1 <= lost <= 0.5:
+                    self.sigma.mul_(lost / 0.3)
                     return
+                direction = -1 if lost < 0.1 else 1  # what is not finite is too long a step
                 if last and direction != last:
                     factor = factor**0.5
                 if factor < 1.2:

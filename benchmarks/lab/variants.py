@@ -82,6 +82,10 @@ def _variants() -> dict[str, Setting]:
     for eta1 in (-0.5, -1.0, -3.0):
         for eta2 in (0.7, 0.8, 0.9):
             found[f"wide_{eta2}_{eta1}"] = replace(base, rule=Rule(eta1=eta1, eta2=eta2))
+    for sigma0 in (0.1, 1e5):
+        found[f"wide_0.9_-1.0_from{sigma0:g}"] = replace(found["wide_0.9_-1.0"], sigma0=sigma0)
+    found["wide_0.9_-1.0_rise10"] = replace(found["wide_0.9_-1.0"], rise=10.0, outlier=10.0)
+    found["wide_0.9_-1.0_identity"] = replace(found["wide_0.9_-1.0"], metric="identity", sigma0=10.0)
     found["ratio_0.8_nosearch"] = replace(base, first="none")
     for name in ("ratio_0.8", "follow_0.7"):
         for sigma0 in (0.1, 1e5):

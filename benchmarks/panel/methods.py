@@ -140,6 +140,27 @@ def recalibrate(problem: Problem) -> None:
         m.momentum = momentum
 
 
+def sr2(problem: Problem) -> Trained:
+    """The library's SR2 as it comes, with its average; the task's own penalty is a regularizer."""
+    from sr2 import L1, SR2
+
+    optimizer = SR2(problem.model, L1(problem.l1) if problem.l1 else None, average=True)
+    problem.model.train()
+    for x, y in problem.batches():
+        optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def average() -> Iterator[None]:
+        buffers = {name: b.clone() for name, b in problem.model.named_buffers()}
+        with optimizer.averaged():
+            recalibrate(problem)
+            yield
+        for name, b in problem.model.named_buffers():
+            b.copy_(buffers[name])
+
+    return Trained({"average": average})
+
+
 def baselines() -> dict[str, Method]:
     """Every baseline by its name."""
     methods: dict[str, Method] = {"schedulefree": schedulefree, "prodigy": prodigy, "dog": dog}

@@ -212,6 +212,11 @@ TASKS: dict[str, Callable[[int], Problem]] = {
 }
 
 
+LAB = ("cifar_small", "characters_mini", "characters_mid")
+"""Tasks on which rules were tried, and which the panel does not report."""
+PANEL = [name for name in TASKS if name not in LAB]
+
+
 def make(name: str, seed: int) -> Problem:
     """The task `name` with its data, its batches and its first weights drawn by `seed`."""
     torch.manual_seed(seed)
