@@ -330,7 +330,7 @@ class Bench:
     def _optimizer(self, run: Run) -> Any:
         if isinstance(run.what, Sgd):
             return SgdFlat(self.flat, run.what)
-        setting = replace(run.what, windows=WINDOWS)
+        setting = replace(run.what, coarse=2 * 2.0**-7 if self.cuda else 0.0, windows=WINDOWS)
         optimizer = SR2(self.model, setting, self.flat, run.test_every > 1, self.args.compile)
         optimizer.buffers = []  # batch norm is estimated anew before every judgement
         optimizer.prepare(self.closure)
@@ -427,6 +427,8 @@ def settings() -> dict[str, Run]:
         "sgd_0.4": Run(Sgd(0.4)),
         "sgd_0.03": Run(Sgd(0.03)),
         "adam_wide_0.9_m0.1_every4": Run(adam(wide, 0.1), 4),
+        "plain_follow_0.2": Run(replace(plain, rule=replace(follow, aim=0.2))),
+        "identity_wide_0.5": Run(replace(identity, rule=replace(wide, eta2=0.5))),
         "adamw_0.001_m0.1": adamw(0.001, 0.1),
         "adamw_0.003_m0.1": adamw(0.003, 0.1),
     }

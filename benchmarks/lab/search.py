@@ -111,6 +111,7 @@ class Setting:
     l1: float = 0.0
     l0: float = 0.0
     slack: float = 1e-6  # times max(1, |f|): a decrease below it is no evidence
+    coarse: float = 0.0  # times |f| max(1, -log |f|): what bfloat16 autocast may hide, 2 eps
     outlier: float = 0.0  # a gradient this many times longer than the running root mean square is not believed
     rise: float = 0.0  # the batch's F may not rise by more than this many mean changes
     first: str = "none"  # search: the first batch is tried until rho is between 0.5 and 0.9
@@ -228,7 +229,7 @@ class SR2:
         believed: Tensor,
     ) -> Tensor:  # fmt: skip
         c, rule = self.setting, self.setting.rule
-        slack = c.slack * f.abs().clamp_min(1)
+        slack = self._slack(f, trial)
         predicted = drop - vs
         actual = f - trial - (vs - gs) + drop
         rho = torch.where(finite, (actual + slack) / (predicted + slack), torch.full_like(f, -1.0))
@@ -252,6 +253,11 @@ class SR2:
         self.change.copy_(torch.where(accept, kept, torch.where(finite, 2 * self.change, self.change)))
         return accept
 
+    def _slack(self, f: Tensor, trial: Tensor) -> Tensor:
+        size = trial.abs()
+        margin = -size.clamp_min(1e-300).log()
+        return torch.maximum(self.setting.slack * f.abs().clamp_min(1), self.setting.coarse * size * margin.clamp_min(1))
+
     # The first step -------------------------------------------------------------------------------------------------
 
     def prepare(self, closure: Closure) -> None:
@@ -267,7 +273,7 @@ class SR2:
                 trial = self._trial(closure)
                 self.flat.x.copy_(self.x)
                 self.evaluations.add_(1)
-                lost = float((trial - f - gs) / (self.sigma * sds))  # 1 - rho where R is 0
+                lost = float((trial - f - gs - self._slack(f, trial)) / (self.sigma * sds))  # 1 - rho where R is 0
                 if 0.1 <= lost <= 0.5:
                     self.sigma.mul_(lost / 0.3)
                     return
