@@ -256,7 +256,9 @@ class SR2:
     def _slack(self, f: Tensor, trial: Tensor) -> Tensor:
         size = trial.abs()
         margin = -size.clamp_min(1e-300).log()
-        return torch.maximum(self.setting.slack * f.abs().clamp_min(1), self.setting.coarse * size * margin.clamp_min(1))
+        return torch.maximum(
+            self.setting.slack * f.abs().clamp_min(1), self.setting.coarse * size * margin.clamp_min(1)
+        )
 
     # The first step -------------------------------------------------------------------------------------------------
 

@@ -17,10 +17,12 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=tasks.PANEL)
     parser.add_argument("--methods", nargs="*", default=["*"], help="patterns")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--own", nargs="*", default=["sr2"], help="methods that the table begins with")
+    parser.add_argument(
+        "--own", nargs="*", default=["sr2", "sr2_adam_0.9", "sr2_adam_0.8"], help="methods that the table begins with"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
-    known = {"sr2": methods.sr2} | methods.baselines()
+    known = methods.own() | methods.baselines()
     chosen = {n: m for n, m in known.items() if any(fnmatch.fnmatch(n, p) for p in args.methods)}
     runner.run_all(args.folder, args.tasks, chosen, args.seeds)
     panel = summary.Panel(runner.read(args.folder))

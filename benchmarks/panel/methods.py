@@ -140,25 +140,38 @@ def recalibrate(problem: Problem) -> None:
         m.momentum = momentum
 
 
-def sr2(problem: Problem) -> Trained:
-    """The library's SR2 as it comes, with its average; the task's own penalty is a regularizer."""
-    from sr2 import L1, SR2
+def sr2(**options: Any) -> Method:
+    """The library's SR2 with its average; the task's own penalty is a regularizer. Without options, as it comes."""
 
-    optimizer = SR2(problem.model, L1(problem.l1) if problem.l1 else None, average=True)
-    problem.model.train()
-    for x, y in problem.batches():
-        optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))  # type: ignore[misc]
+    def train(problem: Problem) -> Trained:
+        from sr2 import L1, SR2
 
-    @contextlib.contextmanager
-    def average() -> Iterator[None]:
-        buffers = {name: b.clone() for name, b in problem.model.named_buffers()}
-        with optimizer.averaged():
-            recalibrate(problem)
-            yield
-        for name, b in problem.model.named_buffers():
-            b.copy_(buffers[name])
+        optimizer = SR2(problem.model, L1(problem.l1) if problem.l1 else None, average=True, **options)
+        problem.model.train()
+        for x, y in problem.batches():
+            optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))  # type: ignore[misc]
 
-    return Trained({"average": average})
+        @contextlib.contextmanager
+        def average() -> Iterator[None]:
+            buffers = {name: b.clone() for name, b in problem.model.named_buffers()}
+            with optimizer.averaged():
+                recalibrate(problem)
+                yield
+            for name, b in problem.model.named_buffers():
+                b.copy_(buffers[name])
+
+        return Trained({"average": average})
+
+    return train
+
+
+def own() -> dict[str, Method]:
+    """SR2 as it comes, and with Adam's metric, momentum and the tolerant rule: the candidates for its defaults."""
+    from sr2.rules import Tolerant
+
+    adam: dict[str, Any] = {"metric": "adam", "momentum": 0.9}
+    candidates = {f"sr2_adam_{eta2:g}": sr2(rule=Tolerant(eta2=eta2), **adam) for eta2 in (0.9, 0.8)}
+    return {"sr2": sr2(), **candidates}
 
 
 def baselines() -> dict[str, Method]:
