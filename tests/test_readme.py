@@ -53,7 +53,7 @@ def test_the_python_runs_in_order(tmp_path, monkeypatch):
 
 
 def test_the_first_example_has_twelve_lines():
-    assert len(blocks("python")[0].splitlines()) > 10
+    assert len(blocks("python")[0].splitlines()) == 12
 
 
 def helps(capsys, *argv):
