@@ -1,31 +1,17 @@
 """What several test files use."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import sr2.experiments.host_reads
 
-class HostReads(TorchDispatchMode):
-    """Counts the operations that hand a tensor's number to Python.
-
-    Args:
-        of_the_host: tensors that live on the host by design, whose numbers may be read.
-    """
-
-    NAMES = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::item", "aten::equal", "aten::nonzero")
-
-    def __init__(self, of_the_host=()):
-        super().__init__()
-        self.seen = []
-        self._free = {t.data_ptr() for t in of_the_host}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        of_generators = func._schema.name == "aten::equal" and args[0].dtype == torch.uint8  # always on the host
-        if func._schema.name in self.NAMES and not of_generators and args[0].data_ptr() not in self._free:
-            self.seen.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
+HostReads = functools.partial(sr2.experiments.host_reads.HostReads, "cpu")
+"""Of the CPU's tensors, which stand for a device's."""
 
 
 class LargeTensors(TorchDispatchMode):

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..optim import SR2, CapturedStep, ProxGEN, ProximalOptimizer, ProxSGD
 from ..optim.capture import run_beside
 from ..regularizers import L0, L1, Regularizer
 from .errors import UserError
+from .host_reads import HostReads
 from .models import build
 from .run.build import check_arithmetic, find_device
 from .run.files import write_file
@@ -279,23 +279,8 @@ def _made_and_peak(make: Callable[[], Body], device: torch.device) -> tuple[Body
     return body, torch.cuda.max_memory_allocated(device) - before
 
 
-class _HostReads(TorchDispatchMode):
-    """Counts what makes the host wait for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if any(isinstance(a, Tensor) and a.is_cuda for a in args):  # the source may come second, as in host.copy_(x)
-            reads = func.overloadpacket.__name__ in ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero")
-            self.count += reads or (isinstance(out, Tensor) and out.device.type == "cpu")
-        return out
-
-
 def host_reads(body: Body) -> int:
     """How often one step makes the host wait for the device."""
-    with _HostReads() as reads:
+    with HostReads() as reads:
         body()
-    return int(reads.count)
+    return len(reads.seen)
