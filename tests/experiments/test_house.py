@@ -23,6 +23,7 @@ ROOMS = [
     "data",
     "models",
     "run",
+    "host_reads",
     "bench",
     "bench_table",
     "report",

@@ -36,11 +36,11 @@ class HostReads(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         # The source may come second, as in host.copy_(x). States of generators are always the host's.
-        tensors = [a for a in args if isinstance(a, Tensor) and a.device.type == self._device]
-        asked = [
-            a for a in tensors if a.data_ptr() not in self._free and not (name == "equal" and a.dtype == torch.uint8)
-        ]
-        moved = self._device != "cpu" and isinstance(out, Tensor) and out.device.type == "cpu"
-        if asked and (name in READS or moved):
+        asked = [a for a in args if isinstance(a, Tensor) and a.is_cuda == (self._device == "cuda")]
+        moved = self._device == "cuda" and isinstance(out, Tensor) and out.device.type == "cpu"
+        if asked and (moved or (name in READS and not self._may_be_read(name, asked[0]))):
             self.seen.append(name)
         return out
+
+    def _may_be_read(self, name: str, tensor: Tensor) -> bool:
+        return (name == "equal" and tensor.dtype == torch.uint8) or bool(self._free and tensor.data_ptr() in self._free)
