@@ -84,7 +84,10 @@ class ProximalOptimizer(torch.optim.Optimizer):
         known = ["params", *self.defaults]
         for key in param_group:
             of_scheduler = "lr" in known and str(key).endswith("_lr")
-            if key not in (*known, "param_names", "name") and not of_scheduler:
+            of_optimizer = "param_names" in param_group and str(key).endswith(
+                "lr"
+            )  # another one's group, which shows it
+            if key not in (*known, "param_names", "name") and not (of_scheduler or of_optimizer):
                 raise ValueError(f"a group of {type(self).__name__} has no {key!r}: it has {', '.join(known)}")
         param_group = self._named(param_group)
         regularizer = param_group.get("regularizer", self.defaults["regularizer"])
@@ -164,6 +167,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         state = super().state_dict()
         for group in state["param_groups"]:
             group["regularizer"] = repr(group["regularizer"])
+            if "lr" in group:
+                group["lr"] = float(group["lr"])
         # On load torch casts tensors to their parameter's dtype: the weights of averages, float64, go as numbers.
         entries = {key: _with_weights(entry, float) for key, entry in state["state"].items()}
         own = {name: remembered.state_dict() for name, remembered in self._remembered().items()}

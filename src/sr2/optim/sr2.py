@@ -165,7 +165,7 @@ class SR2(ProximalOptimizer):
             outcome = self._judge(f, model, move)  #             4  rho: keep? next sigma?
             f.settle(outcome)  #                                 5  keep x + s, or put x back
             state.record(outcome)
-        state.follow(self.schedule)
+        state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
             self.averaging.update(self._parameters(), [self.state[p] for p in self._parameters()], state.steps)
         f.look(outcome)
@@ -253,8 +253,8 @@ class SR2(ProximalOptimizer):
                 f.at_x()
                 moves = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), self._process_group)
                 sigma = start.searched(partial(f.rho, *moves), self.sigma_min)
-        self._search.sigma.fill_(sigma)
-        self._search.sigma_known = True
+        self._search.begin(sigma)
+        self._search.show(self.param_groups)
 
     def _take_constants(self) -> None:
         """The rule with the constants that it took from R(x_0)."""
@@ -346,5 +346,5 @@ class SR2(ProximalOptimizer):
 
     def _place(self) -> None:
         super()._place()
-        self._search.to(self.param_groups[0]["params"][0].device if self.capturable else "cpu")
+        self._search.place(self.param_groups, self.capturable)
         self._take_constants()
