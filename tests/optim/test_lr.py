@@ -1,4 +1,4 @@
-"""The groups of SR2 show 1 / sigma as `lr`, for the schedulers and monitors that read one; what they write is not read."""
+"""The groups of SR2 show 1 / sigma as `lr`, for schedulers and monitors; what they write there is not read."""
 
 import copy
 import pickle

@@ -173,10 +173,11 @@ class SearchState:
 
     # ---- one step
 
-    def begin(self, sigma: float) -> None:
+    def begin(self, sigma: float, groups: Sequence[dict[str, Any]]) -> None:
         """sigma_0, once it is estimated."""
         self.sigma.fill_(sigma)
         self.sigma_known = True
+        self.show(groups)
 
     def record(self, outcome: Outcome) -> None:
         """Write what became of a step: sigma, counters, memories, figures. In place, without a host read."""
@@ -217,13 +218,11 @@ class SearchState:
                 "every step; leave the scheduler out, or shorten the last steps with SR2(..., cooldown=(first, last))"
             )
         if self.lr is None:
-            lr: float | Tensor = 1.0 / float(self.sigma)
-            self.shown = lr
+            self.shown = 1.0 / float(self.sigma)
         else:
-            lr = torch.reciprocal(self.sigma, out=self.lr)
-            self.shown = lr._version
+            self.shown = torch.reciprocal(self.sigma, out=self.lr)._version
         for group in groups:
-            group["lr"] = lr
+            group["lr"] = self.shown if self.lr is None else self.lr
 
     def last_step(self) -> StepInfo | None:
         """The figures as numbers, None before the first step; waits for the device."""
