@@ -15,7 +15,7 @@ from .groups import ParamGroups, module_groups
 from .moves.base import Moves, Proposal
 from .moves.choose import choose
 from .parts.metrics import Metric, as_metric
-from .processes import parallel
+from .processes import check_whole, parallel
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
@@ -93,6 +93,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         regularizer = param_group.get("regularizer", self.defaults["regularizer"])
         check_regularizer(regularizer)
         self._check_fits(regularizer)
+        for p in [param_group["params"]] if isinstance(param_group["params"], Tensor) else param_group["params"]:
+            check_whole(type(self).__name__, p[1] if isinstance(p, tuple) else p)
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
             if p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
