@@ -109,19 +109,21 @@ class Gradients:
     """The gradients that are there now; those that come later, other than by a step, can be told from them."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._known: dict[Tensor, tuple[ref[Tensor], int]] = {}
+        self._known: dict[Tensor, tuple[ref[Tensor], int] | None] = {}
         self.note(parameters)
 
     def note(self, parameters: Sequence[Tensor]) -> None:
         """These too; those of parameters that are frozen meanwhile stay known."""
-        self._known |= {p: (ref(p.grad), p.grad._version) for p in parameters if p.grad is not None}
+        self._known |= {p: None if p.grad is None else (ref(p.grad), p.grad._version) for p in parameters}
 
     def others(self, parameters: Sequence[Tensor]) -> bool:
         """Whether there are others now, and not zero."""
         return any(self._is_other(p, p.grad) and bool(p.grad.count_nonzero()) for p in parameters if p.grad is not None)
 
     def _is_other(self, parameter: Tensor, gradient: Tensor) -> bool:
-        known = self._known.get(parameter)
+        if parameter not in self._known:  # of a group that was added since
+            return False
+        known = self._known[parameter]
         return known is None or known[0]() is not gradient or known[1] != gradient._version
 
 

@@ -88,6 +88,8 @@ class TwoEvaluations:
             if self.move is not None:
                 self.move.put_back()
             self._undo()
+            if self._watch is not None:
+                self._watch.leaves(self._parameters)
 
     def at_x(self) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
@@ -150,7 +152,8 @@ class TwoEvaluations:
         """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees."""
         evidence = outcome.evidence
         if self._watch is not None and self._watch.looks > 0 and not self._capturing:
-            self._watch.ends(self._parameters)
+            self._watch.leaves(self._parameters)
+            self._watch.looks -= 1
         if self._capturable or self._watch is None or evidence is None or not outcome.sound:
             return
         if evidence.f_trial == evidence.loss:

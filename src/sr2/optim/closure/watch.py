@@ -89,10 +89,10 @@ class ClosureWatch:
             yield
         self._take(found)
 
-    def ends(self, parameters: Sequence[Tensor]) -> None:
-        """After a step."""
+    def leaves(self, parameters: Sequence[Tensor]) -> None:
+        """After a step, or one that has failed: its gradients stay."""
         self._gradients.note(parameters)
-        self.looks, self.blind = self.looks - 1, False
+        self.blind = False
 
     def _take(self, found: Sequence[Signs]) -> None:
         if self._exact and self.autocast is None:
