@@ -1,8 +1,7 @@
 """Every example of examples/trainers runs as it is printed, learns, and finds zeros."""
 
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -18,36 +17,38 @@ NEEDS = {
 }
 
 
-def run(name, *arguments):
-    pytest.importorskip(NEEDS[name])
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(capsys, monkeypatch):
+    def output_of(name, *arguments):
+        pytest.importorskip(NEEDS[name])
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    yield output_of
+    state = sys.modules.get("accelerate.state")  # which keeps its settings in classes
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 def number(pattern, text):
     return float(re.search(pattern, text)[1])
 
 
-def test_lightning():
+def test_lightning(run):
     output = run("lightning_digits")
     assert number(r"accuracy ([\d.]+) %", output) > 75
     assert number(r"total .* ([\d.]+) %", output) > 1
 
 
-def test_huggingface():
+def test_huggingface(run):
     output = run("huggingface_bert")
     assert number(r"then ([\d.]+)", output) < 0.3 < number(r"loss ([\d.]+), then", output)
     assert number(r"([\d.]+) % of the weights", output) > 2
 
 
-def test_accelerate(tmp_path):
+def test_accelerate(run, tmp_path):
     output = run("accelerate_digits", str(tmp_path))
     assert number(r"loss ([\d.]+)", output) < 0.3
     sigma, again = re.search(r"sigma (\S+)\nsigma (\S+) again", output).groups()
@@ -55,13 +56,13 @@ def test_accelerate(tmp_path):
     assert number(r"([\d.]+) % of the weights", output) > 2
 
 
-def test_skorch():
+def test_skorch(run):
     output = run("skorch_digits")
     assert number(r"accuracy ([\d.]+) %", output) > 90
     assert number(r"([\d.]+) % of the weights", output) > 5
 
 
-def test_a_script_and_tensorboard(tmp_path):
+def test_a_script_and_tensorboard(run, tmp_path):
     output = run("script_loop", str(tmp_path))
     assert number(r"accuracy ([\d.]+) %", output) > 80
     assert number(r"([\d.]+) % of the weights", output) > 10
