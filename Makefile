@@ -1,4 +1,5 @@
 # make test   everything CI runs, from nothing: sets up .venv, then formats, lints, types and tests
+# make quick  a verdict on the core in under a minute: format, lint, golden runs, twins, proxes, rules, state
 # make demo   trains the small comparison on the embedded digits and writes its report
 # make        the same as make test
 
@@ -10,8 +11,16 @@ endif
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: test setup lint types pytest demo wheel format clean
+# The fast test files of the core; make test runs all of them.
+QUICK := tests/optim/test_golden.py tests/optim/test_twin.py tests/optim/test_rules.py tests/optim/test_state.py \
+	tests/optim/test_closures.py tests/optim/test_groups.py tests/regularizers/test_prox.py \
+	tests/regularizers/test_value.py tests/regularizers/test_arguments.py tests/test_architecture.py tests/test_zeros.py
+
+.PHONY: test quick setup lint types pytest demo wheel format clean
 test: lint types pytest
+
+quick: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q $(QUICK)
 
 setup: $(READY)
 
@@ -29,7 +38,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# One thread a process: two test processes that each use all cores wait for one another.
+# One thread per process: two test processes that each use all cores wait for one another.
 pytest: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 

@@ -2,59 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
+from math import ceil, floor
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import brentq
 
 Array = npt.NDArray[np.float64]
 Penalty = Callable[[Array], Array]
 """r, of R(x) = sum r(x_i), entry by entry."""
-
-# ---- penalties, case by case as the literature writes them
-
-
-def l1(lam: float) -> Penalty:
-    return lambda x: lam * np.abs(x)
-
-
-def l0(lam: float) -> Penalty:
-    return lambda x: lam * (x != 0)
-
-
-def lp(lam: float, p: float) -> Penalty:
-    return lambda x: lam * np.abs(x) ** p
-
-
-def elastic_net(lam1: float, lam2: float) -> Penalty:
-    return lambda x: lam1 * np.abs(x) + lam2 / 2 * x**2
-
-
-def mcp(lam: float, gamma: float) -> Penalty:
-    """Zhang (2010), equation 2.1."""
-
-    def penalty(x: Array) -> Array:
-        u = np.abs(x)
-        return np.where(u <= gamma * lam, lam * u - u**2 / (2 * gamma), gamma * lam**2 / 2)
-
-    return penalty
-
-
-def scad(lam: float, a: float) -> Penalty:
-    """Fan and Li (2001)."""
-
-    def penalty(x: Array) -> Array:
-        u = np.abs(x)
-        between = (2 * a * lam * u - u**2 - lam**2) / (2 * (a - 1))
-        return np.select([u <= lam, u <= a * lam], [lam * u, between], lam**2 * (a + 1) / 2)
-
-    return penalty
-
-
-def box(lo: float, hi: float) -> Penalty:
-    return lambda x: np.where((lo <= x) & (x <= hi), 0.0, np.inf)
-
 
 # ---- the prox of a sum over entries, by search alone
 
@@ -150,3 +108,84 @@ def as_matrix(x: Array) -> Array:
 def _split(flat: Array, xs: Sequence[Array]) -> list[Array]:
     ends = np.cumsum([x.size for x in xs])[:-1] if xs else []
     return [part.reshape(x.shape) for part, x in zip(np.split(flat, ends), xs, strict=True)] if xs else []
+
+
+# ---- one step per entry
+
+
+def floors(sizes: Sequence[int], k: int, share: float) -> list[int]:
+    """What each of several tensors has for itself of a budget of k: see `L0Ball`."""
+    if len(sizes) < 2 or k >= sum(sizes):
+        return [0] * len(sizes)
+    shares = [share * k * size / sum(sizes) for size in sizes]
+    up = [ceil(s) for s in shares]
+    return up if sum(up) <= k / 2 else [floor(s) for s in shares]
+
+
+def budget_prox(
+    xs: Sequence[Array],
+    steps: Sequence[Array],
+    numbers: Sequence[npt.NDArray[np.int64]],
+    k: int,
+    least: Sequence[int],
+) -> list[Array]:
+    """Every set of k groups tried that has `least` of each tensor; of equally good ones the first."""
+    groups = [(i, g) for i, n in enumerate(numbers) for g in dict.fromkeys(n.ravel().tolist())]
+    gains = {(i, g): float((xs[i] ** 2 / steps[i])[numbers[i] == g].sum()) for i, g in groups}
+
+    def gain(kept: tuple[tuple[int, int], ...]) -> float:
+        counts = [sum(j == i for j, _ in kept) for i in range(len(xs))]
+        if any(c < f for c, f in zip(counts, least, strict=True)):
+            return -1.0
+        return sum(sorted(gains[group] for group in kept))
+
+    kept = max(combinations(groups, min(k, len(groups))), key=gain)
+    return [
+        np.where(np.isin(numbers[i], [g for j, g in kept if j == i]), x, 0.0) if x.size else x.copy()
+        for i, x in enumerate(xs)
+    ]
+
+
+def group_l2_metric(x: Array, step: Array, numbers: npt.NDArray[np.int64], lam: float) -> Array:
+    """z_i = x_i r / (r + lam step_i), r from the condition 0 in lam z / |z| + (z - x) / step by scipy's root."""
+    out = np.zeros_like(x)
+    for g in np.unique(numbers):
+        at = numbers == g
+        xg, t = x[at], lam * step[at]
+        if np.linalg.norm(xg / t) > 1 if lam else xg.any():
+            r = brentq(lambda r: np.linalg.norm(xg / (r + t)) - 1, 0.0, np.linalg.norm(xg), xtol=1e-300, rtol=1e-15)  # noqa: B023
+            out[at] = xg * (r / (r + t))
+    return out
+
+
+def group_l0_metric(x: Array, step: Array, numbers: npt.NDArray[np.int64], lam: float) -> Array:
+    out = np.zeros_like(x)
+    for g in np.unique(numbers):
+        at = numbers == g
+        if (x[at] ** 2 / (2 * step[at])).sum() > lam:
+            out[at] = x[at]
+    return out
+
+
+# ---- parts of optimizers
+
+
+def soft(x: Array, t: Array | float) -> Array:
+    """The prox of t |x|_1."""
+    return np.sign(x) * np.maximum(np.abs(x) - t, 0)
+
+
+def hard(x: Array, t: Array | float) -> Array:
+    """The prox of t |x|_0."""
+    return np.where(np.abs(x) > np.sqrt(2 * t), x, 0.0)
+
+
+def andrei_twin(xs: Sequence[Array], gs: Sequence[Array]) -> Iterator[Array]:
+    """B_t for each point of a trajectory, before the floor: the formula term by term."""
+    B = np.ones_like(xs[0])
+    yield B
+    for x0, x1, g0, g1 in zip(xs, xs[1:], gs, gs[1:], strict=False):
+        s, y = x1 - x0, g1 - g0
+        if s.any():
+            B = B + (s @ y + s @ s - s @ (B * s)) / np.sum(s**4) * s**2 - 1
+        yield B

@@ -1,6 +1,7 @@
-"""Everything under test, each with its slow twin; wrong arguments as data. Generic tests run over these lists.
+"""Every regularizer under test, each with its slow twin; wrong arguments as data. Generic tests run over these lists.
 
-A new regularizer is one `RegularizerCase` (or a few) and its `Wrong` arguments, and gets every test.
+A new regularizer is one `RegularizerCase` (or a few) and its `Wrong` arguments, and gets every generic test. Formulas
+are those of the literature, case by case. `optimizers.py` has the list of optimizers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from sr2.regularizers import (
     ElasticNet,
     GroupL0,
     GroupL2,
+    Heads,
+    KeepZeros,
     L0Ball,
     Lp,
     Nuclear,
@@ -70,14 +73,22 @@ class RegularizerCase:
     points: Sequence[float] = ()
     slow_value: Callable[[list[Array]], float] | None = None
     slow_prox: Callable[[list[Array], float], list[Array]] | None = None
+    metric_prox: Callable[[list[Array], list[Array]], list[Array]] | None = None  # one step per entry
     scaled: Callable[[float], Regularizer] | None = None
     hard: bool = False  # entries are kept as they are, or 0
     indicator: bool = False  # R is 0 or +inf
     ties: Sequence[Tie] = field(default=())
 
     @property
+    def diagonal(self) -> bool:
+        return self.separable or self.metric_prox is not None
+
+    @property
     def name(self) -> str:
         return repr(self.regularizer).split(" at 0x")[0]
+
+    def is_not_among(self, others: Sequence[RegularizerCase]) -> bool:
+        return all(type(other.regularizer) is not type(self.regularizer) for other in others)
 
     def value(self, xs: list[Array]) -> float:
         if self.penalty is not None:
@@ -106,23 +117,33 @@ def each_entry(x: Tensor) -> Tensor:
 def _separable(
     regularizer: Regularizer,
     penalty: Penalty,
-    slope: Callable[[Array], Array] | None,
-    scaled: Callable[[float], Regularizer] | None,
+    slope: Callable[[Array], Array] | None = None,
+    scaled: Callable[[float], Regularizer] | None = None,
     **more: Any,
 ) -> RegularizerCase:
     return RegularizerCase(regularizer, separable=True, penalty=penalty, slope=slope, scaled=scaled, **more)
 
 
 def _l1(lam: float) -> RegularizerCase:
-    ties = [Tie([lam, -lam, 0.0], 1.0, [0.0, 0.0, 0.0])]
-    slope = lambda u: np.full_like(u, lam)  # noqa: E731
-    return _separable(L1(lam), oracles.l1(lam), slope, lambda c: L1(c * lam), convex=True, ties=ties)
+    return _separable(
+        L1(lam),
+        penalty=lambda x: lam * np.abs(x),
+        slope=lambda u: np.full_like(u, lam),
+        scaled=lambda c: L1(c * lam),
+        convex=True,
+        ties=[Tie([lam, -lam, 0.0], 1.0, [0.0, 0.0, 0.0])],
+    )
 
 
 def _l0(lam: float) -> RegularizerCase:
-    ties = [Tie([2.0, -2.0, 2.5, 0.0], 2.0 / lam, [0.0, 0.0, 2.5, 0.0])]
-    slope = lambda u: np.where(u == 0, inf, 0.0)  # noqa: E731
-    return _separable(L0(lam), oracles.l0(lam), slope, lambda c: L0(c * lam), hard=True, ties=ties)
+    return _separable(
+        L0(lam),
+        penalty=lambda x: lam * (x != 0),
+        slope=lambda u: np.where(u == 0, inf, 0.0),
+        scaled=lambda c: L0(c * lam),
+        hard=True,
+        ties=[Tie([2.0, -2.0, 2.5, 0.0], 2.0 / lam, [0.0, 0.0, 2.5, 0.0])],
+    )
 
 
 def _lp(lam: float, p: float) -> RegularizerCase:
@@ -132,53 +153,95 @@ def _lp(lam: float, p: float) -> RegularizerCase:
 
     threshold = (2 - p) / (2 * (1 - p)) * (2 * (1 - p) * 1.0) ** (1 / (2 - p))  # t = 1
     ties = [Tie([threshold, -threshold, 0.0], 1 / lam, [0.0, 0.0, 0.0])] if lam * (1 / lam) == 1 else []
-    return _separable(Lp(lam, p), oracles.lp(lam, p), slope, lambda c: Lp(c * lam, p), ties=ties)
+    return _separable(Lp(lam, p), lambda x: lam * np.abs(x) ** p, slope, lambda c: Lp(c * lam, p), ties=ties)
 
 
 def _elastic_net(lam1: float, lam2: float) -> RegularizerCase:
     return _separable(
         ElasticNet(lam1, lam2),
-        oracles.elastic_net(lam1, lam2),
-        lambda u: lam1 + lam2 * u,
-        lambda c: ElasticNet(c * lam1, c * lam2),
+        penalty=lambda x: lam1 * np.abs(x) + lam2 / 2 * x**2,
+        slope=lambda u: lam1 + lam2 * u,
+        scaled=lambda c: ElasticNet(c * lam1, c * lam2),
         convex=True,
         ties=[Tie([lam1, -lam1, 0.0], 1.0, [0.0, 0.0, 0.0])],
     )
 
 
 def _mcp(lam: float, gamma: float, *ties: Tie) -> RegularizerCase:
-    slope = lambda u: np.maximum(lam - u / gamma, 0.0)  # noqa: E731
-    points = (gamma * lam, -gamma * lam)
+    def penalty(x: Array) -> Array:
+        """Zhang (2010), equation 2.1."""
+        u = np.abs(x)
+        return np.where(u <= gamma * lam, lam * u - u**2 / (2 * gamma), gamma * lam**2 / 2)
+
     return _separable(
-        MCP(lam, gamma), oracles.mcp(lam, gamma), slope, lambda c: MCP(c * lam, gamma), points=points, ties=ties
+        MCP(lam, gamma),
+        penalty,
+        slope=lambda u: np.maximum(lam - u / gamma, 0.0),
+        scaled=lambda c: MCP(c * lam, gamma),
+        points=(gamma * lam, -gamma * lam),
+        ties=ties,
     )
 
 
 def _scad(lam: float, a: float, *ties: Tie) -> RegularizerCase:
-    slope = lambda u: np.clip((a * lam - u) / (a - 1), 0.0, lam)  # noqa: E731
-    points = (lam, -lam, a * lam, -a * lam)
-    return _separable(SCAD(lam, a), oracles.scad(lam, a), slope, lambda c: SCAD(c * lam, a), points=points, ties=ties)
+    def penalty(x: Array) -> Array:
+        """Fan and Li (2001)."""
+        u = np.abs(x)
+        between = (2 * a * lam * u - u**2 - lam**2) / (2 * (a - 1))
+        return np.select([u <= lam, u <= a * lam], [lam * u, between], lam**2 * (a + 1) / 2)
+
+    return _separable(
+        SCAD(lam, a),
+        penalty,
+        slope=lambda u: np.clip((a * lam - u) / (a - 1), 0.0, lam),
+        scaled=lambda c: SCAD(c * lam, a),
+        points=(lam, -lam, a * lam, -a * lam),
+        ties=ties,
+    )
 
 
 def _box(lo: float, hi: float) -> RegularizerCase:
     finite = [b for b in (lo, hi) if abs(b) < inf]
-    ties = [Tie(finite, 1.0, finite)]
     return _separable(
-        Box(lo, hi), oracles.box(lo, hi), None, None, convex=True, indicator=True, points=finite, ties=ties
+        Box(lo, hi),
+        penalty=lambda x: np.where((lo <= x) & (x <= hi), 0.0, np.inf),
+        convex=True,
+        indicator=True,
+        points=finite,
+        ties=[Tie(finite, 1.0, finite)],
     )
 
 
-def _l0_ball(k: int | None = None, density: float | None = None) -> RegularizerCase:
-    def budget(xs: list[Array]) -> int:
-        return k if k is not None else round((density or 0.0) * sum(x.size for x in xs))
+def _numbers(x: Array, groups: Any) -> Any:
+    """Each entry's group."""
+    return groups(torch.from_numpy(x)).numpy() if callable(groups) else oracles.group_numbers(x, groups)
+
+
+def _l0_ball(
+    k: int | None = None, density: float | None = None, groups: Any = None, floor: float | None = None
+) -> RegularizerCase:
+    share = floor if floor is not None else 0.1 if k is None else 0.0
+
+    def limits(xs: list[Array]) -> tuple[list[Any], int, list[int]]:
+        """Each entry's group, the budget, and what every tensor has of it for itself."""
+        numbers = [_numbers(x, groups or each_entry) for x in xs]
+        sizes = [len(np.unique(n)) for n in numbers]
+        budget = k if k is not None else round((density or 0.0) * sum(sizes))
+        return numbers, budget, oracles.floors(sizes, budget, 0.0 if callable(groups) else share)
+
+    def value(xs: list[Array]) -> float:
+        numbers, budget, floors = limits(xs)
+        nonzero = [len(np.unique(n[x != 0])) for x, n in zip(xs, numbers, strict=True)]
+        return 0.0 if sum(map(max, nonzero, floors)) <= budget else inf
 
     return RegularizerCase(
-        L0Ball(k=k, density=density),
-        slow_value=lambda xs: inf if sum(np.count_nonzero(x) for x in xs) > budget(xs) else 0.0,
-        slow_prox=lambda xs, step: oracles.l0_ball_prox(xs, budget(xs)),
+        L0Ball(k=k, density=density, groups=groups, floor=floor),
+        slow_value=value,
+        slow_prox=lambda xs, step: oracles.budget_prox(xs, [np.ones_like(x) for x in xs], *limits(xs)),
+        metric_prox=lambda xs, steps: oracles.budget_prox(xs, steps, *limits(xs)),
         indicator=True,
         hard=True,
-        ties=[Tie([1.0, -2.0, 2.0, 2.0, -2.0], 1.0, [0.0, -2.0, 2.0, 0.0, 0.0])] if k == 2 else (),
+        ties=[Tie([1.0, -2.0, 2.0, 2.0, -2.0], 1.0, [0.0, -2.0, 2.0, 0.0, 0.0])] if k == 2 and not groups else (),
     )
 
 
@@ -187,6 +250,9 @@ def _nm(n: int, m: int) -> RegularizerCase:
         NM(n, m),
         slow_value=lambda xs: sum(oracles.nm_value(x, n, m) for x in xs),
         slow_prox=lambda xs, step: [oracles.nm_prox(x, n, m) for x in xs],
+        metric_prox=lambda xs, steps: [
+            np.where(oracles.nm_prox(x / np.sqrt(s), n, m) != 0, x, 0.0) for x, s in zip(xs, steps, strict=True)
+        ],
         indicator=True,
         hard=True,
         ties=[Tie([[1.0, -1.0, 1.0, 1.0, 0.5, 2.0, -2.0]], 1.0, [[1.0, -1.0, 0.0, 0.0, 0.0, 2.0, -2.0]])]
@@ -197,7 +263,7 @@ def _nm(n: int, m: int) -> RegularizerCase:
 
 def _group(cls: type[GroupL2] | type[GroupL0], lam: float, groups: Any, *ties: Tie) -> RegularizerCase:
     def numbers(x: Array) -> Any:
-        return groups(torch.from_numpy(x)).numpy() if callable(groups) else oracles.group_numbers(x, groups)
+        return _numbers(x, groups)
 
     def term(norm: float) -> float:
         return lam * norm if cls is GroupL2 else lam * (norm > 0)
@@ -212,6 +278,10 @@ def _group(cls: type[GroupL2] | type[GroupL0], lam: float, groups: Any, *ties: T
         convex=cls is GroupL2,
         slow_value=lambda xs: sum(oracles.group_value(x, numbers(x), term) for x in xs),
         slow_prox=lambda xs, step: [oracles.group_prox(x, numbers(x), lambda norm: shrink(norm, step)) for x in xs],
+        metric_prox=lambda xs, steps: [
+            (oracles.group_l2_metric if cls is GroupL2 else oracles.group_l0_metric)(x, s, numbers(x), lam)
+            for x, s in zip(xs, steps, strict=True)
+        ],
         scaled=lambda c: cls(c * lam, groups),
         hard=cls is GroupL0,
         ties=ties,
@@ -273,7 +343,13 @@ REGULARIZERS: list[RegularizerCase] = [
     _l0_ball(k=2),
     _l0_ball(k=0),
     _l0_ball(k=50),
+    _l0_ball(k=4, floor=0.5),
     _l0_ball(density=0.3),
+    _l0_ball(density=0.3, floor=0.0),
+    _l0_ball(density=0.5, floor=1.0),
+    _l0_ball(density=0.5, groups="filters"),
+    _l0_ball(k=2, groups="columns"),
+    _l0_ball(density=0.5, groups=pairs_of_entries),
     _group(GroupL2, 0.5, "filters"),
     _group(GroupL2, 5.0, "rows", Tie([[3.0, 4.0], [6.0, 8.0]], 1.0, [[0.0, 0.0], [3.0, 4.0]])),
     _group(GroupL2, 0.5, "columns"),
@@ -288,6 +364,12 @@ REGULARIZERS: list[RegularizerCase] = [
     _rank(1),
     _rank(0),
 ]
+
+ONE_OF_EACH = [c for i, c in enumerate(REGULARIZERS) if c.is_not_among(REGULARIZERS[:i])]
+"""The first case of every class."""
+LAST = [c for i, c in enumerate(REGULARIZERS) if c.separable and c.is_not_among(REGULARIZERS[i + 1 :])]
+FEW = ONE_OF_EACH + [c for c in LAST if c not in ONE_OF_EACH]
+"""Also the last case where R is a sum over entries: there the prox often takes another branch."""
 
 _X = torch.tensor([1.0, 2.0])
 
@@ -320,6 +402,17 @@ WRONG_REGULARIZERS: list[Wrong] = [
     *(Wrong(lambda k=k: L0Ball(k=k), ValueError, "k must be an integer of at least 0") for k in (-1, 1.5, 2.0, True)),
     *(Wrong(lambda d=d: L0Ball(density=d), ValueError, "density must be a number") for d in (-0.1, 1.1, "1")),
     *(Wrong(lambda r=r: Rank(r), ValueError, "r must be an integer of at least 0") for r in (-1, 1.0)),
+    *(Wrong(lambda f=f: L0Ball(1, floor=f), ValueError, "floor must be a number") for f in (-0.1, 1.1, "1")),
+    Wrong(lambda: L0Ball(1, groups="kernels"), ValueError, "L0Ball: groups must be .* a callable, and is 'kernels'"),
+    Wrong(lambda: L0Ball(1, groups=each_entry).at_strength(0.5), TypeError, "share must be a 0-dim tensor"),
+    Wrong(lambda: L1(1.0).at_strength(torch.ones(2)), TypeError, "share must be a 0-dim tensor"),
+    *(
+        Wrong(lambda n=n: Heads(n), ValueError, "Heads: number must be an integer of at least 1")
+        for n in (0, 2.0, True)
+    ),
+    Wrong(lambda: GroupL2(1.0, Heads(3)).prox(_X, 1.0), ValueError, r"2 rows \(of \(2,\)\) are not 3 heads"),
+    Wrong(lambda: KeepZeros().prox(_X, 1.0), RuntimeError, r"no zeros to keep yet: call start\(xs\)"),
+    Wrong(lambda: KeepZeros().start([_X]).value(_X[:1]), ValueError, r"started on .*\(2,\).*given \[\(1,\)\]"),
     Wrong(lambda: NM(0, 4), ValueError, "n must be an integer of at least 1"),
     Wrong(lambda: NM(1, 4.0), ValueError, "m must be an integer of at least 1"),
     Wrong(lambda: NM(5, 4), ValueError, "n must be at most m, and they are 5 and 4"),
@@ -343,8 +436,8 @@ WRONG_REGULARIZERS: list[Wrong] = [
     Wrong(lambda: L1(1.0).prox([_X, _X], [torch.ones(2)]), ValueError, "2 tensors need 2 tensors of steps, and got 1"),
     Wrong(lambda: L1(1.0).prox([_X], [1.0]), ValueError, r"shape \(2,\) needs steps of that shape, not 1.0"),
     *(
-        Wrong(lambda r=r: r.prox(_X, torch.ones(2)), ValueError, "is not separable: its step is one number")
-        for r in (L0Ball(1), GroupL2(1.0), GroupL0(1.0), NM(), Nuclear(1.0), Rank(1))
+        Wrong(lambda r=r: r.prox(_X, torch.ones(2)), ValueError, "its step is one number per tensor, not per entry")
+        for r in (c.regularizer for c in ONE_OF_EACH if not c.diagonal)
     ),
     Wrong(lambda: L1(1.0).prox(_X.half(), 1.0), ValueError, "float32, float64 or bfloat16, not torch.float16"),
     Wrong(lambda: L1(1.0).value(torch.arange(3)), ValueError, "float32, float64 or bfloat16, not torch.int64"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import prune_, sparsity
+from sr2 import keep_zeros, prune_, sparsity
 
 
 def layer(values, dtype=torch.float32):
@@ -119,3 +119,37 @@ def test_a_wrong_threshold(wrong):
     with pytest.raises(ValueError, match="prune_: alpha must be a number at least 0"):
         prune_(model, wrong)
     assert model.weight.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ps: torch.optim.AdamW(ps, 0.1, weight_decay=0.1),
+        lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, nesterov=True),
+        lambda ps: torch.optim.Adam(ps, 0.1, amsgrad=True, foreach=False),
+    ],
+    ids=["adamw", "sgd", "adam"],
+)
+def test_zeros_stay_zero_under_any_optimizer(make):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(20, 10), nn.Tanh(), nn.Linear(10, 1)), torch.randn(32, 20)
+    optimizer = make(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+
+    step()  # momentum is on its way
+    prune_(model[0].weight.detach()[None], 0.05)
+    zeros = (model[0].weight == 0).clone()
+    handle = keep_zeros(model, optimizer)
+    before = model[0].weight.detach().clone()
+    for _ in range(5):
+        step()
+        assert torch.equal(model[0].weight == 0, zeros)
+    assert zeros.any()
+    assert (model[0].weight != before)[~zeros].all()
+    handle.remove()
+    step()
+    assert model[0].weight[zeros].any()

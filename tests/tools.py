@@ -1,6 +1,8 @@
 """What several test files use."""
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -41,3 +43,44 @@ class LargeTensors(TorchDispatchMode):
                 self.seen.add(made.data_ptr())
                 self.made += 1
         return out
+
+
+# ---- a small network and its closure
+
+X = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(24) % 3
+
+
+def small_network(dropout=True):
+    """Batch norm and dropout: what an evaluation may leave behind."""
+    torch.manual_seed(0)
+    drop = nn.Dropout(0.4) if dropout else nn.Identity()
+    return nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), drop, nn.Linear(16, 3))
+
+
+def forward_only(model, optimizer=None):
+    """The closure that SR2 asks for: it returns the loss and differentiates nothing."""
+    return lambda: F.cross_entropy(model(X), Y)
+
+
+def values(model):
+    """A copy of parameters and buffers, by name."""
+    return {name: t.detach().clone() for name, t in model.state_dict().items()}
+
+
+def same_bits(one, other):
+    """Whether two sequences of tensors are equal to the bit."""
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def laid_out(x, layout):
+    """The same entries in another layout."""
+    if layout == "channels_last" and x.dim() == 4:
+        return x.contiguous(memory_format=torch.channels_last)
+    if layout == "transposed" and x.dim() >= 2:
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "sliced" and x.dim() >= 1:
+        return torch.stack([x, x], dim=-1)[..., 0]
+    if layout == "expanded" and x.dim() >= 1 and x.shape[0] > 0:
+        return x[:1].expand_as(x)
+    return x

@@ -1,4 +1,4 @@
-"""Count zeros, and make them: what a trained network really keeps."""
+"""Count zeros, make them, and keep them: what a trained network really has."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .regularizers.base import check_number
 
@@ -95,6 +96,39 @@ def prune_(model: Tensors, alpha: float) -> Sparsity:
         for _, p in named:
             p.masked_fill_(p.abs() <= alpha, 0.0)
     return sparsity(named)
+
+
+def keep_zeros(model: Tensors, optimizer: torch.optim.Optimizer) -> RemovableHandle:
+    """What is zero now stays zero under any torch optimizer: after each of its steps it is zero again.
+
+    For fine-tuning a pruned network. Momentum and weight decay go on as they are, and never bring an entry back.
+    `KeepZeros` does the same as a regularizer, where a step is judged with its zeros.
+
+    Args:
+        model: a model or its tensors; those without a zero cost nothing.
+        optimizer: what steps.
+
+    Returns:
+        a handle; its `remove()` ends it.
+
+    >>> layer = nn.Linear(4, 2)
+    >>> _ = nn.init.zeros_(layer.weight)
+    >>> optimizer = torch.optim.AdamW(layer.parameters(), 0.1)
+    >>> handle = keep_zeros(layer, optimizer)
+    >>> layer(torch.ones(3, 4)).square().mean().backward()
+    >>> optimizer.step()
+    >>> sparsity(layer).zeros
+    8
+    """
+    with torch.no_grad():
+        masks = [(p, zero) for p, zero in ((p, p == 0) for _, p in _named(model)) if bool(zero.any())]
+
+    @torch.no_grad()
+    def put_back(*_: object) -> None:
+        for p, zero in masks:
+            p.masked_fill_(zero.to(p.device), 0.0)
+
+    return optimizer.register_step_post_hook(put_back)
 
 
 def _named(model: Tensors) -> Iterator[tuple[str, Tensor]]:

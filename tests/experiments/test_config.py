@@ -182,7 +182,7 @@ def test_an_optimizer_of_ones_own() -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, object], str]] = {
-    "an unknown optimizer": ({"optimizer": "sg2"}, "did you mean sr2.*proxgen, proxsgd"),
+    "an unknown optimizer": ({"optimizer": "sg2"}, "did you mean sr2.*proxgen,.* proxsgd"),
     "an unknown regularizer": ({"regularizer": "elastic"}, "did you mean elastic_net.*known are .*l0_ball.*none"),
     "unknown data": ({"data": "digit"}, "did you mean digits"),
     "an unknown network": ({"model": "resnet43"}, "did you mean resnet34"),
@@ -192,9 +192,9 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "tf32 on a CPU": ({"precision": "tf32"}, "use fp32 or bf16"),
     "an unknown precision": ({"precision": "fp8"}, "one of fp32, tf32, bf16"),
     "proxsgd with l0": ({"optimizer": "proxsgd", "regularizer": "l0"}, "not convex.*ProxSGD.*use SR2 or ProxGEN"),
-    "a metric with a budget": (
-        {"metric": "adam", "regularizer": "l0_ball", "reg": ("density=0.1",)},
-        "not separable.*use metric=None",
+    "a metric with a rank": (
+        {"metric": "adam", "regularizer": "rank", "reg": ("r=2",)},
+        "one step per tensor.*use metric=None",
     ),
     "an option of another": ({"optimizer": "proxsgd", "sigma": 1.0}, "no option sigma: its options are .*rho_decay"),
     "a cooldown of no steps": ({"cooldown": 0.0}, "a share of the run, as 0.2, and is 0"),

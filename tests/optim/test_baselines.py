@@ -1,14 +1,17 @@
-"""ProxGEN and ProxSGD: their reductions to torch's optimizers, and NumPy twins of their papers' rules."""
+"""ProxGEN and ProxSGD: their reductions to torch's optimizers, metrics, schedulers; steps without a closure."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from sr2 import L0, L1, MCP, NM, SR2, L0Ball, Lp, Nuclear, ProxGEN, ProxSGD, Rank
+from sr2 import L1, SR2, Nuclear, ProxGEN, ProxSGD
+from sr2.optim import ProximalOptimizer
 from sr2.optim.parts.metrics import AdaGrad, Adam, Andrei, RMSprop
-
-from .oracles import andrei_twin, proxsgd_twin, soft
+from tests.optimizers import BASELINES, OPTIMIZERS, named
+from tests.oracles import andrei_twin
+from tests.registry import ONE_OF_EACH
+from tests.tools import same_bits
 
 X, Y = torch.randn(64, 6, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3
 
@@ -22,7 +25,7 @@ def train(model, optimizer, steps, scheduler=None, dtype=torch.float32):
     for t in range(steps):
         batch = slice(8 * (t % 8), 8 * (t % 8) + 8)
         x, y = X[batch].to(dtype), Y[batch]
-        if isinstance(optimizer, (ProxGEN, ProxSGD)):
+        if isinstance(optimizer, ProximalOptimizer):
             optimizer.step(lambda x=x, y=y: nn.functional.cross_entropy(model(x), y))
         else:
             optimizer.zero_grad()
@@ -44,12 +47,12 @@ SCHEDULERS = {
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_proxgen_with_adam_is_adamw(scheduler, foreach, dtype):
-    mine, his = network(dtype), network(dtype)
+    mine, theirs = network(dtype), network(dtype)
     a = ProxGEN(mine, lr=3e-3, momentum=0.9, metric="adam", weight_decay=0.1, foreach=foreach)
-    b = torch.optim.AdamW(his.parameters(), lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
-    start = torch.cat([p.detach().flatten() for p in his.parameters()])
+    b = torch.optim.AdamW(theirs.parameters(), lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+    start = torch.cat([p.detach().flatten() for p in theirs.parameters()])
     x = train(mine, a, 100, SCHEDULERS[scheduler](a), dtype)
-    y = train(his, b, 100, SCHEDULERS[scheduler](b), dtype)
+    y = train(theirs, b, 100, SCHEDULERS[scheduler](b), dtype)
     # Adam divides by sqrt(g^2): where g is all rounding (the bias before a batch norm) so is the step.
     free = torch.ones_like(x, dtype=torch.bool)
     free[60:70] = False
@@ -63,19 +66,19 @@ def test_proxgen_with_adam_is_adamw_to_1e_6():
     shapes = [(6, 10), (10,), (10, 3), ()]
     targets = [torch.randn(s) for s in shapes]
     mine = [nn.Parameter(torch.zeros(s)) for s in shapes]
-    his = [nn.Parameter(torch.zeros(s)) for s in shapes]
+    theirs = [nn.Parameter(torch.zeros(s)) for s in shapes]
 
     def loss(params, t):
         return sum(((p - q) * (1 + t % 3)).square().sum() for p, q in zip(params, targets, strict=True))
 
     a = ProxGEN(mine, lr=1e-2, momentum=0.9, metric="adam", weight_decay=0.01)
-    b = torch.optim.AdamW(his, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+    b = torch.optim.AdamW(theirs, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
     for t in range(100):
         a.step(lambda t=t: loss(mine, t))
         b.zero_grad()
-        loss(his, t).backward()
+        loss(theirs, t).backward()
         b.step()
-        for p, q in zip(mine, his, strict=True):
+        for p, q in zip(mine, theirs, strict=True):
             torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
 
 
@@ -92,55 +95,12 @@ def test_proxgen_with_adam_is_adamw_to_1e_6():
     ids=lambda m: repr(m) if not callable(m) else "",
 )
 def test_metrics_are_torchs(metric, baseline):
-    mine, his = network(torch.float64), network(torch.float64)
+    mine, theirs = network(torch.float64), network(torch.float64)
     x = train(mine, ProxGEN(mine, lr=3e-3, metric=metric), 60, dtype=torch.float64)
-    y = train(his, baseline(his.parameters()), 60, dtype=torch.float64)
+    y = train(theirs, baseline(theirs.parameters()), 60, dtype=torch.float64)
     free = torch.ones_like(x, dtype=torch.bool)
     free[60:70] = False
     torch.testing.assert_close(x[free], y[free], rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("foreach", [False, True])
-def test_proxgen_alone_is_ista(foreach):
-    rng = np.random.default_rng(0)
-    A, y, lam, lr = rng.normal(size=(30, 8)), rng.normal(size=30), 0.3, 0.01
-    x, w = np.ones(8), nn.Parameter(torch.ones(8, dtype=torch.float64))
-    optimizer = ProxGEN([w], L1(lam), lr=lr, foreach=foreach)
-    At, yt = torch.tensor(A), torch.tensor(y)
-    for _ in range(200):
-        x = soft(x - lr * A.T @ (A @ x - y), lr * lam)
-        optimizer.step(lambda: (At @ w - yt).square().sum() / 2)
-        np.testing.assert_allclose(w.detach().numpy(), x, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("metric", [False, True])
-@pytest.mark.parametrize("rho", [None, 0.9])
-@pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("capturable", [False, True])
-def test_proxsgd_is_its_twin(metric, rho, foreach, capturable):
-    rng = np.random.default_rng(0)
-    lam, steps = 0.05, 80
-    batches = [(rng.normal(size=(5, 8)), rng.normal(size=5)) for _ in range(steps)]
-    gradients = [lambda x, A=A, y=y: A.T @ (A @ x - y) / 5 for A, y in batches]
-    w = nn.Parameter(torch.linspace(-1, 1, 8, dtype=torch.float64))
-    constants = {"eps": 0.3, "a": 0.6, "rho": rho, "b": 0.4, "beta": 0.999, "metric": metric}
-    twin = proxsgd_twin(w.detach().numpy().copy(), gradients, lam, **constants)
-    optimizer = ProxSGD(
-        [w],
-        L1(lam),
-        lr=0.3,
-        lr_decay=0.6,
-        rho=rho,
-        rho_decay=0.4,
-        metric="adam" if metric else None,
-        foreach=foreach,
-        capturable=capturable,
-    )
-    for (A, y), x in zip(batches, twin, strict=True):
-        A, y = torch.tensor(A), torch.tensor(y)
-        optimizer.step(lambda A=A, y=y: (A @ w - y).square().sum() / 10)
-        np.testing.assert_allclose(w.detach().numpy(), x, rtol=0, atol=1e-12)
-    assert np.abs(x - np.linspace(-1, 1, 8)).max() > 0.1
 
 
 @pytest.mark.parametrize("capturable", [False, True])
@@ -156,15 +116,19 @@ def test_proxsgd_defaults_are_its_papers():
     assert (group["lr"], group["lr_decay"], group["rho"], group["rho_decay"]) == (0.06, 0.5, 0.9, 0.5)
 
 
-@pytest.mark.parametrize("R", [L0(0.1), MCP(0.1, 2.0), L0Ball(k=1), Lp(0.1, 0.5), Rank(1), NM(2, 4)], ids=repr)
-def test_proxsgd_wants_a_convex_regularizer(R):
+NOT_CONVEX = [c.regularizer for c in ONE_OF_EACH if not c.convex]
+
+
+@pytest.mark.parametrize("case", [case for case in OPTIMIZERS if case.convex], ids=named)
+@pytest.mark.parametrize("R", NOT_CONVEX, ids=repr)
+def test_a_convex_regularizer_is_asked_for(case, R):
     model = nn.Linear(4, 4)
-    with pytest.raises(ValueError, match=r"is not convex, which ProxSGD needs: use SR2 or ProxGEN") as error:
-        ProxSGD(model, R)
+    with pytest.raises(ValueError, match=rf"is not convex, which {case.name} needs: use SR2 or ProxGEN") as error:
+        case.make(model, R)
     assert repr(R) in str(error.value)
     with pytest.raises(ValueError, match="not convex"):
-        ProxSGD([{"params": model.parameters(), "regularizer": R}])
-    optimizer = ProxSGD([model.weight], L1(0.1))
+        case.make([{"params": model.parameters(), "regularizer": R}])
+    optimizer = case.make([model.weight], L1(0.1))
     with pytest.raises(ValueError, match="not convex"):
         optimizer.add_param_group({"params": [model.bias], "regularizer": R})
     assert len(optimizer.param_groups) == 1
@@ -172,7 +136,7 @@ def test_proxsgd_wants_a_convex_regularizer(R):
 
 def test_proxsgd_takes_a_convex_regularizer_that_is_not_separable_without_a_metric():
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
-    with pytest.raises(ValueError, match=r"Nuclear\(lam=0.1\) is not separable.*metric=None"):
+    with pytest.raises(ValueError, match=r"Nuclear\(lam=0.1\) takes one step per tensor.*metric=None"):
         ProxSGD(model, Nuclear(0.1))
     optimizer = ProxSGD(model, Nuclear(0.1), metric=None)
     before = model.weight.detach().clone()
@@ -180,17 +144,19 @@ def test_proxsgd_takes_a_convex_regularizer_that_is_not_separable_without_a_metr
     assert not torch.equal(model.weight, before)
 
 
-@pytest.mark.parametrize("kind", [ProxGEN, ProxSGD])
+@pytest.mark.parametrize("case", BASELINES, ids=named)
 @pytest.mark.parametrize("name", ["StepLR", "Cosine", "OneCycle", "Lambda"])
-def test_schedulers(kind, name):
+def test_schedulers(case, name):
     schedulers = torch.optim.lr_scheduler
     model = network()
-    optimizer = kind(model, L1(1e-3), lr=0.1)
+    optimizer = case.make(model, L1(1e-3), lr=0.1)
     start = optimizer.param_groups[0]["lr"]
     scheduler = {
         "StepLR": lambda: schedulers.StepLR(optimizer, 2, 0.5),
         "Cosine": lambda: schedulers.CosineAnnealingLR(optimizer, 10),
-        "OneCycle": lambda: schedulers.OneCycleLR(optimizer, 0.2, total_steps=11, cycle_momentum=kind is ProxGEN),
+        "OneCycle": lambda: schedulers.OneCycleLR(
+            optimizer, 0.2, total_steps=11, cycle_momentum="momentum" in optimizer.defaults
+        ),
         "Lambda": lambda: schedulers.LambdaLR(optimizer, lambda t: 0.0 if t >= 5 else 1.0),
     }[name]()
     lrs, moves = [], []
@@ -207,17 +173,16 @@ def test_schedulers(kind, name):
         assert all(m == 0 for m in moves[5:])
 
 
-@pytest.mark.parametrize("kind", [ProxGEN, ProxSGD])
-def test_gradients_that_are_there_are_used_without_a_closure(kind):
+@pytest.mark.parametrize(("case", "options"), [(c, o) for c in BASELINES for o in c.options], ids=named)
+def test_gradients_that_are_there_are_used_without_a_closure(case, options):
     a, b = network(), network()
-    x, y = kind(a, L1(1e-3)), kind(b, L1(1e-3))
+    x, y = case.make(a, L1(1e-3), options), case.make(b, L1(1e-3), options)
     for _ in range(3):
         x.step(lambda: nn.functional.cross_entropy(a(X), Y))
         y.zero_grad()
         nn.functional.cross_entropy(b(X), Y).backward()
         assert y.step() is None
-    for p, q in zip(a.parameters(), b.parameters(), strict=True):
-        assert torch.equal(p, q)
+    assert same_bits(a.parameters(), b.parameters())
 
 
 def test_momentum_of_proxgen_is_an_average():
@@ -247,8 +212,8 @@ def test_andreis_metric_is_its_twin(kind):
         Bs.append(np.concatenate([optimizer.state[p]["curvature"].numpy().ravel() for p in (a, b)]))
         if len(xs) > 1 and (s := xs[-1] - xs[-2]).any():
             assert s @ (Bs[-1] * s) == pytest.approx(s @ (gs[-1] - gs[-2]), rel=1e-9)
-    for mine, his in zip(Bs, andrei_twin(xs, gs), strict=True):
-        np.testing.assert_allclose(mine, his, rtol=1e-8, atol=1e-10)
+    for mine, theirs in zip(Bs, andrei_twin(xs, gs), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-10)
     assert np.ptp(Bs[-1]) > 0.1
 
 

@@ -1,13 +1,10 @@
 """Batches that grow: assumption 3 as a test of each step, and the noise behind it against brute force."""
 
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 
@@ -236,45 +233,6 @@ def test_two_halves_are_the_whole_batch():
             pass
         ends.append(x.detach())
     torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-14)
-
-
-def work(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        model = nn.parallel.DistributedDataParallel(network())
-        optimizer = SR2(model, sigma=5.0, batch_growth=BatchGrowth(3.0, 8, largest=64))
-        sizes = []
-        for i in range(12):  # each process its own rows; one part each
-            rows = torch.arange(32 * i + 16 * rank, 32 * i + 16 * rank + optimizer.batch_size) % N
-            closure = lambda rows=rows: F.mse_loss(model(A[rows])[:, 0], B[rows])  # noqa: E731
-            if i == 0:
-                with GradientNoise(optimizer._parameters()) as noise:
-                    loss_and_gradients(closure, optimizer._parameters())
-                estimate = noise.estimate(optimizer._process_group)
-            optimizer.step(closure)
-            sizes.append(optimizer.batch_size)
-        weights = [p.detach() for p in model.parameters()]
-        torch.save({"estimate": estimate, "sizes": sizes, "weights": weights}, f"{folder}/{rank}")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-    os._exit(0)  # a thread of torch's that still runs while Python leaves is an abort, now and then
-
-
-def test_two_processes_agree(tmp_path):
-    """The parts are those of all processes, and all decide alike."""
-    mp.spawn(work, (str(tmp_path),), nprocs=2)
-    a, b = (torch.load(tmp_path / str(rank), weights_only=True) for rank in (0, 1))
-    model = network()
-    h = []
-    for rows in (torch.arange(8), torch.arange(16, 24)):
-        gs = torch.autograd.grad(F.mse_loss(model(A[rows])[:, 0], B[rows]), list(model.parameters()))
-        h.append(torch.cat([g.flatten() for g in gs]))
-    assert a["estimate"] == b["estimate"] == pytest.approx(((h[0] - h[1]).norm() / 2).item(), rel=1e-10)
-    assert a["sizes"] == b["sizes"]
-    assert a["sizes"][-1] > 8
-    assert all(torch.equal(p, q) for p, q in zip(a["weights"], b["weights"], strict=True))
 
 
 # ---- state and arguments

@@ -8,32 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L0, L1, SR2, ProxGEN, ProxSGD, param_groups
+from sr2 import L0, L1, SR2, param_groups
 from sr2.optim.closure.watch import ASKED
+from tests.optimizers import OPTIMIZERS, SETS, named
+from tests.tools import X, Y, forward_only, small_network, values
 
-ALL = [SR2, ProxGEN, ProxSGD]
-X = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
-Y = torch.arange(24) % 3
-
-
-def network(seed=0, dropout=True):
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(5, 16),
-        nn.BatchNorm1d(16),
-        nn.ReLU(),
-        nn.Dropout(0.4) if dropout else nn.Identity(),
-        nn.Linear(16, 3),
-    )
-
-
-def make(kind, params, R=None, **options):
-    sigma = {"sigma": 200.0 if "metric" in options else 2.0}  # a metric multiplies it
-    return kind(params, R, **(sigma if kind is SR2 else {}), **options)
-
-
-def values(model):
-    return {name: t.detach().clone() for name, t in model.state_dict().items()}
+every = pytest.mark.parametrize("case", OPTIMIZERS, ids=named)
 
 
 def assert_same(a, b):
@@ -42,48 +22,44 @@ def assert_same(a, b):
         assert torch.equal(a[name], b[name]), name
 
 
-def forward_only(model, optimizer, x=X, y=Y):
-    return lambda: F.cross_entropy(model(x), y)
-
-
-def lbfgs_kind(model, optimizer, x=X, y=Y):
+def lbfgs_kind(model, optimizer):
     def closure():
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(X), Y)
         loss.backward()
         return loss
 
     return closure
 
 
-def lbfgs_kind_in_place(model, optimizer, x=X, y=Y):
+def lbfgs_kind_in_place(model, optimizer):
     def closure():
         optimizer.zero_grad(set_to_none=False)
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(X), Y)
         loss.backward()
         return loss
 
     return closure
 
 
-def lbfgs_kind_number(model, optimizer, x=X, y=Y):
-    inner = lbfgs_kind(model, optimizer, x, y)
+def lbfgs_kind_number(model, optimizer):
+    inner = lbfgs_kind(model, optimizer)
     return lambda: inner().item()
 
 
 # ---- kinds of closures
 
 
-@pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "metric": "adam"}], ids=["plain", "momentum"])
-@pytest.mark.parametrize("write", [lbfgs_kind, lbfgs_kind_in_place, lbfgs_kind_number])
-def test_both_kinds_of_closure_give_the_same_bits(kind, options, write):
-    if kind is ProxSGD:
-        options = {}
+WAYS = [(case, options, lbfgs_kind) for case, options in SETS]
+WAYS += [(case, "plain", write) for case in OPTIMIZERS for write in (lbfgs_kind_in_place, lbfgs_kind_number)]
+
+
+@pytest.mark.parametrize(("case", "options", "write"), WAYS, ids=named)
+def test_both_kinds_of_closure_give_the_same_bits(case, options, write):
     ends, losses = [], []
     for how in (forward_only, write):
-        model = network()
-        optimizer = make(kind, model, L1(1e-3), **options)
+        model = small_network()
+        optimizer = case.make(model, L1(1e-3), options)
         closure = how(model, optimizer)
         losses.append([float(optimizer.step(closure)) for _ in range(25)])
         ends.append(values(model))
@@ -92,14 +68,14 @@ def test_both_kinds_of_closure_give_the_same_bits(kind, options, write):
     assert_same(*ends)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@every
 @pytest.mark.parametrize("backward", [False, True], ids=["forward only", "LBFGS kind"])
-def test_gradient_accumulation_is_the_big_batch(kind, backward):
+def test_gradient_accumulation_is_the_big_batch(case, backward):
     ends = []
     for chunks in (1, 4):
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-        optimizer = make(kind, model, L1(1e-3))
+        optimizer = case.make(model, L1(1e-3))
 
         def closure(model=model, chunks=chunks, optimizer=optimizer):
             if backward:
@@ -116,13 +92,13 @@ def test_gradient_accumulation_is_the_big_batch(kind, backward):
         for _ in range(15):
             optimizer.step(closure)
         ends.append(values(model))
-        if kind is SR2:
+        if case.judges:
             assert optimizer.counts["accepted"] > 5
     for name in ends[0]:
         torch.testing.assert_close(ends[0][name], ends[1][name], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@every
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -136,9 +112,9 @@ def test_gradient_accumulation_is_the_big_batch(kind, backward):
     ],
     ids=["None", "vector", "detached", "int", "number", "string", "backward and None"],
 )
-def test_a_wrong_closure_is_one_sentence(kind, wrong, words):
-    model = network()
-    optimizer = make(kind, model)
+def test_a_wrong_closure_is_one_sentence(case, wrong, words):
+    model = small_network()
+    optimizer = case.make(model)
     weights = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(ValueError, match=words) as error:
         optimizer.step(lambda: wrong(model))
@@ -148,15 +124,15 @@ def test_a_wrong_closure_is_one_sentence(kind, wrong, words):
 
 
 def test_a_one_element_loss_is_a_loss():
-    model = network()
-    optimizer = make(SR2, model)
+    model = small_network()
+    optimizer = SR2(model, sigma=2.0)
     loss = optimizer.step(lambda: F.cross_entropy(model(X), Y).reshape(1, 1))
     assert loss.shape == ()
     assert not loss.requires_grad
 
 
 def test_step_without_a_closure():
-    optimizer = make(SR2, network())
+    optimizer = SR2(small_network(), sigma=2.0)
     with pytest.raises(
         TypeError, match=r"SR2.step needs a closure.*optimizer.step\(lambda: loss_fn\(model\(x\), y\)\)"
     ):
@@ -164,8 +140,8 @@ def test_step_without_a_closure():
 
 
 def test_grad_scaler_is_told_about_bfloat16():
-    model = network()
-    optimizer = make(SR2, model)
+    model = small_network()
+    optimizer = SR2(model, sigma=2.0)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(F.cross_entropy(model(X), Y)).backward()
     with pytest.raises(TypeError, match=r"GradScaler.*bfloat16 autocast"):
@@ -175,13 +151,13 @@ def test_grad_scaler_is_told_about_bfloat16():
 # ---- mixed precision
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_autocast_outside_the_step_is_autocast_inside_the_closure(kind):
+@every
+def test_autocast_outside_the_step_is_autocast_inside_the_closure(case):
     """autocast keeps the cast copies of weights for as long as its region lasts: no evaluation may see stale ones."""
     ends, losses, steps = [], [], []
     for outside in (False, True):
-        model = network(dropout=False)
-        optimizer = make(kind, model, L1(1e-3))
+        model = small_network(dropout=False)
+        optimizer = case.make(model, L1(1e-3))
 
         def closure(model=model, outside=outside):
             with torch.autocast("cpu", torch.bfloat16, enabled=True):  # a nested region shares the outer one's copies
@@ -195,7 +171,7 @@ def test_autocast_outside_the_step_is_autocast_inside_the_closure(kind):
     assert losses[:10] == losses[10:]
     assert steps[:10] == steps[10:]
     assert_same(*ends)
-    if kind is SR2:
+    if case.judges:
         assert all(s.loss != s.trial_loss for s in steps)
 
 
@@ -219,10 +195,12 @@ class Interrupted(nn.Module):
 
 @pytest.mark.parametrize("error", [RuntimeError("disk on fire"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("foreach", [False, True, None])
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "metric": "adam"}], ids=["plain", "momentum"])
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": 0.9, "metric": "adam", "sigma": 200.0}], ids=["plain", "momentum"]
+)
 def test_an_exception_in_the_trial_leaves_no_trace(error, foreach, options):
-    model = Interrupted(network(), error)
-    optimizer = make(SR2, model, L1(1e-2), foreach=foreach, **options)
+    model = Interrupted(small_network(), error)
+    optimizer = SR2(model, L1(1e-2), foreach=foreach, **{"sigma": 2.0} | options)
     closure = forward_only(model, optimizer)
     for _ in range(3):
         optimizer.step(closure)
@@ -241,7 +219,7 @@ def test_an_exception_in_the_trial_leaves_no_trace(error, foreach, options):
 @pytest.mark.parametrize("write", [forward_only, lbfgs_kind])
 @pytest.mark.parametrize("sigma", [2.0, 1e-3], ids=["accepted", "rejected"])
 def test_grad_after_the_step_is_the_gradient_at_x(write, sigma):
-    model = network(dropout=False)
+    model = small_network(dropout=False)
     optimizer = SR2(model, L1(1e-3), sigma=sigma)
     expected = torch.autograd.grad(F.cross_entropy(model(X), Y), list(model.parameters()))
     optimizer.step(write(model, optimizer))
@@ -254,7 +232,7 @@ def test_grad_after_the_step_is_the_gradient_at_x(write, sigma):
 @pytest.mark.parametrize("sigma", [2.0, 1e-3], ids=["accepted", "rejected"])
 def test_batch_norm_and_dropout_see_one_forward(write, sigma):
     """Every buffer and the generator end as after one plain forward; both evaluations draw the same masks."""
-    model, masks = network(), []
+    model, masks = small_network(), []
 
     def record(module, inputs, output):
         masks.append((output == 0) & (inputs[0] != 0))
@@ -263,9 +241,9 @@ def test_batch_norm_and_dropout_see_one_forward(write, sigma):
     optimizer = SR2(model, L1(1e-3), sigma=sigma, gamma1=1.0001)
     drawn = []
     for t in range(5):
-        twin, state = copy.deepcopy(model), torch.get_rng_state()
-        twin(X)
-        expected, rng = values(twin), torch.get_rng_state()
+        alone, state = copy.deepcopy(model), torch.get_rng_state()
+        alone(X)
+        expected, rng = values(alone), torch.get_rng_state()
         masks.clear()
         torch.set_rng_state(state)
         optimizer.step(write(model, optimizer))
@@ -287,7 +265,7 @@ def test_batch_norm_and_dropout_see_one_forward(write, sigma):
 
 def test_dropout_alone_leaves_the_loss_where_it_was():
     """With an infinitesimal step both evaluations must agree: other masks would give another loss."""
-    model = network()
+    model = small_network()
     optimizer = SR2(model, sigma=1e12, sigma_min=1.0)
     losses = [
         (optimizer.last_step.loss, optimizer.last_step.trial_loss)
@@ -300,7 +278,7 @@ def test_dropout_alone_leaves_the_loss_where_it_was():
 
 
 def test_a_network_with_batch_norm_and_dropout_trains():
-    model = network()
+    model = small_network()
     optimizer = SR2(model, L0(1e-4), sigma=1.0)
     losses = [optimizer.step(forward_only(model, optimizer)).item() for _ in range(150)]
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
@@ -336,16 +314,16 @@ def test_a_buffer_that_is_bound_anew(sigma):
 
 
 def test_buffers_are_protected_through_param_groups_too():
-    model = network()
+    model = small_network()
     optimizer = SR2(param_groups(model, [("*.bias", None), ("*", L1(1e-3))]), sigma=2.0)
     optimizer.step(forward_only(model, optimizer))
     assert model[1].num_batches_tracked == 1
 
 
 def test_eval_mode_stays():
-    model = network().eval()
+    model = small_network().eval()
     before = {n: b.clone() for n, b in model.named_buffers()}
-    make(SR2, model, L1(1e-3)).step(lambda: F.cross_entropy(model(X), Y))
+    SR2(model, L1(1e-3), sigma=2.0).step(lambda: F.cross_entropy(model(X), Y))
     assert not model.training
     for name, b in model.named_buffers():
         assert torch.equal(b, before[name])
@@ -374,13 +352,13 @@ def test_the_objective_decides():
 
 
 def test_the_objective_leaves_no_trace():
-    model = network()
-    optimizer = make(SR2, model, L1(1e-3))
+    model = small_network()
+    optimizer = SR2(model, L1(1e-3), sigma=2.0)
     state = torch.get_rng_state()
     optimizer.step(lambda: F.cross_entropy(model(X[:8]), Y[:8]), objective=lambda: F.cross_entropy(model(X), Y))
     assert model[1].num_batches_tracked == 1
-    after, twin = torch.get_rng_state(), network()
+    after, alone = torch.get_rng_state(), small_network()
     torch.set_rng_state(state)
-    twin(X[:8])
+    alone(X[:8])
     assert torch.equal(torch.get_rng_state(), after)  # as after the batch's forward; the objective drew more
-    assert torch.equal(model[1].running_mean, twin[1].running_mean)
+    assert torch.equal(model[1].running_mean, alone[1].running_mean)

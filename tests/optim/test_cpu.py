@@ -59,8 +59,7 @@ LOOP, CHUNKS, COMPILED = {"foreach": False}, {"foreach": True}, {"compile": True
 def moved(xs, vs, R, **path):
     """The trial point, the scalars of the model, what was kept, and the move itself."""
     xs = [x.clone() for x in xs]
-    nothing = [{} for _ in xs]
-    proposal = Proposal(R, xs, vs, None, None, nothing, nothing, [1 / SIGMA] * len(xs), vs)
+    proposal = Proposal(R, xs, vs, 1 / SIGMA, None, None, [{} for _ in xs])
     options = {"foreach": None, "compile": False, "capturable": False} | path
     move = choose.choose([proposal], {x: torch.full_like(x, 9.0) for x in xs}, **options)
     with torch.no_grad():

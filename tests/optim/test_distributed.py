@@ -12,8 +12,11 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L1, SR2, ProxGEN
+from sr2 import L1, SR2, BatchGrowth, ProxGEN
+from sr2.optim.closure.losses import loss_and_gradients
 from sr2.optim.curvature import estimate_sigma0
+from sr2.optim.theory.batch_growth import GradientNoise
+from tests.tools import same_bits
 
 STEPS, BROKEN = 30, (7, 19)
 
@@ -27,6 +30,7 @@ def work(rank, folder):
             "compiled": estimated_and_compiled(rank),
             "warned": mistakes(rank),
             "impure": impure(rank),
+            "growing": growing(rank),
         }
         torch.save(found, f"{folder}/{rank}")
         dist.barrier()
@@ -120,6 +124,32 @@ def impure(rank):
     return {"calls": len(calls), "warned": len(seen), "rejected": optimizer.counts["rejected"]}
 
 
+A = torch.randn(256, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+B = 3 * torch.randn(256, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def small():
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def growing(rank):
+    """Batches that grow: each process has its own rows, one part each."""
+    model = nn.parallel.DistributedDataParallel(small())
+    optimizer = SR2(model, sigma=5.0, batch_growth=BatchGrowth(3.0, 8, largest=64))
+    sizes = []
+    for i in range(12):
+        rows = torch.arange(32 * i + 16 * rank, 32 * i + 16 * rank + optimizer.batch_size) % len(A)
+        closure = lambda rows=rows: F.mse_loss(model(A[rows])[:, 0], B[rows])  # noqa: E731
+        if i == 0:
+            with GradientNoise(optimizer._parameters()) as noise:
+                loss_and_gradients(closure, optimizer._parameters())
+            estimate = noise.estimate(optimizer._process_group)
+        optimizer.step(closure)
+        sizes.append(optimizer.batch_size)
+    return {"estimate": estimate, "sizes": sizes, "weights": [p.detach() for p in model.parameters()]}
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
@@ -145,6 +175,19 @@ def test_all_ask_the_closure_as_often(found):
     assert a["rejected"] == b["rejected"] > 3
     assert a["calls"] == b["calls"]
     assert (a["warned"], b["warned"]) == (0, 1)
+
+
+def test_batches_grow_alike(found):
+    """The parts are those of all processes, and all decide alike."""
+    a, b = (one["growing"] for one in found)
+    model, h = small(), []
+    for rows in (torch.arange(8), torch.arange(16, 24)):
+        gs = torch.autograd.grad(F.mse_loss(model(A[rows])[:, 0], B[rows]), list(model.parameters()))
+        h.append(torch.cat([g.flatten() for g in gs]))
+    assert a["estimate"] == b["estimate"] == pytest.approx(((h[0] - h[1]).norm() / 2).item(), rel=1e-10)
+    assert a["sizes"] == b["sizes"]
+    assert a["sizes"][-1] > 8
+    assert same_bits(a["weights"], b["weights"])
 
 
 def test_two_processes_agree(found):

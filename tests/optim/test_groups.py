@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import L0, L1, MCP, NM, SR2, GroupL2, L0Ball, Nuclear, ProxGEN, ProxSGD, param_groups
+from sr2 import L0, L1, SR2, L0Ball, ProxGEN, ProxSGD, param_groups
+from tests.optimizers import OPTIMIZERS, named
+
+every = pytest.mark.parametrize("case", OPTIMIZERS, ids=named)
 
 
 class Everything(nn.Module):
@@ -37,10 +40,10 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("kind", [SR2, ProxGEN, ProxSGD])
-def test_penalize_weights(kind):
+@every
+def test_penalize_weights(case):
     model = Everything()
-    optimizer = kind(model, L1(0.1), **({"sigma": 1.0} if kind is SR2 else {}))
+    optimizer = case.make(model, L1(0.1))
     penalized, free = optimizer.param_groups
     assert set(penalized["param_names"]) == WEIGHTS
     assert penalized["regularizer"] == L1(0.1)
@@ -50,10 +53,10 @@ def test_penalize_weights(kind):
     assert {"layer_norm.weight", "attention.bias_k", "prelu.weight", "scale"} <= set(free["param_names"])
 
 
-@pytest.mark.parametrize("kind", [SR2, ProxGEN, ProxSGD])
-def test_penalize_all(kind):
+@every
+def test_penalize_all(case):
     model = Everything()
-    optimizer = kind(model, L1(0.1), penalize="all", **({"sigma": 1.0} if kind is SR2 else {}))
+    optimizer = case.make(model, L1(0.1), penalize="all")
     (group,) = optimizer.param_groups
     assert group["param_names"] == [name for name, _ in model.named_parameters()]
     assert group["regularizer"] == L1(0.1)
@@ -138,52 +141,13 @@ def test_long_lists_of_names_are_cut():
 
 # ---- wrong arguments
 
-S = {"sigma": 1.0}
-WRONG = [
-    (SR2, (L1,), S, TypeError, r"regularizer must be a Regularizer such as L1\(1e-4\)"),
-    (SR2, ("l1",), S, TypeError, "'l1'"),
-    (SR2, (1e-3,), S, TypeError, "0.001"),
-    (SR2, (), {"sigma": 0.0}, ValueError, "SR2: sigma must be a number at least 1e-06"),
-    (SR2, (), {"sigma": 1e-9}, ValueError, "sigma"),
-    (SR2, (), {"sigma": float("nan")}, ValueError, "sigma"),
-    (SR2, (), {"sigma": float("inf")}, ValueError, "finite"),
-    (SR2, (), {"sigma": 1.0, "sigma_min": 2.0}, ValueError, "SR2: sigma must be a number at least 2"),
-    (SR2, (), {"sigma": 1.0, "sigma_min": 0.0}, ValueError, "sigma_min must be a number above 0"),
-    (SR2, (), {"sigma": 1.0, "eta1": 0.0}, ValueError, "0 < eta1 <= eta2 < 1, and got eta1=0.0"),
-    (SR2, (), {"sigma": 1.0, "eta1": 0.5, "eta2": 0.4}, ValueError, "eta1=0.5, eta2=0.4"),
-    (SR2, (), {"sigma": 1.0, "eta2": 1.0}, ValueError, "eta2=1.0"),
-    (SR2, (), {"sigma": 1.0, "eta1": float("nan")}, ValueError, "eta1=nan"),
-    (SR2, (), {"sigma": 1.0, "gamma1": 1.0}, ValueError, "gamma1=1.0"),
-    (SR2, (), {"sigma": 1.0, "gamma1": 5.56, "gamma2": 2.95}, ValueError, "gamma2=2.95: leave gamma2=None"),
-    (SR2, (), {"sigma": 1.0, "gamma2": float("inf")}, ValueError, "gamma2=inf"),
-    (SR2, (), {"sigma": 1.0, "gamma3": 0.0}, ValueError, "gamma3=0.0"),
-    (SR2, (), {"sigma": 1.0, "gamma3": 1.1}, ValueError, "gamma3=1.1"),
-    (SR2, (), {"sigma": 1.0, "momentum": 1.0}, ValueError, "SR2: momentum must be a number at least 0 and below 1"),
-    (SR2, (), {"sigma": 1.0, "momentum": -0.1}, ValueError, "momentum"),
-    (SR2, (), {"sigma": 1.0, "metric": "adma"}, ValueError, "did you mean 'adam'"),
-    (SR2, (), {"sigma": 1.0, "metric": 3}, ValueError, "one of adam, adagrad, rmsprop, andrei"),
-    (SR2, (), {"sigma": 1.0, "penalize": "biases"}, ValueError, "'weights' or 'all', and is 'biases'"),
-    (SR2, (L0Ball(k=2),), {"sigma": 1.0, "metric": "adam"}, ValueError, r"L0Ball\(.*is not separable.*metric=None"),
-    (SR2, (NM(2, 4),), {"sigma": 1.0, "metric": "adam"}, ValueError, "not separable"),
-    (SR2, (GroupL2(0.1, "rows"),), {"sigma": 1.0, "metric": "andrei"}, ValueError, "Andrei"),
-    (ProxGEN, (L1,), {}, TypeError, "Regularizer"),
-    (ProxGEN, (), {"lr": 0.0}, ValueError, "ProxGEN: lr must be a number above 0"),
-    (ProxGEN, (), {"lr": -1.0}, ValueError, "lr"),
-    (ProxGEN, (), {"momentum": 1.0}, ValueError, "ProxGEN: momentum"),
-    (ProxGEN, (), {"weight_decay": -1.0}, ValueError, "weight_decay"),
-    (ProxGEN, (Nuclear(0.1),), {"metric": "adam"}, ValueError, "not separable"),
-    (ProxSGD, (), {"lr": 0.0}, ValueError, "ProxSGD: lr"),
-    (ProxSGD, (), {"lr_decay": -0.5}, ValueError, "lr_decay"),
-    (ProxSGD, (), {"rho": 0.0}, ValueError, "rho"),
-    (ProxSGD, (), {"rho_decay": -0.5}, ValueError, "rho_decay"),
-    (ProxSGD, (MCP(0.1, 2.0),), {}, ValueError, "use SR2 or ProxGEN"),
-]
+WRONG = [wrong for case in OPTIMIZERS for wrong in case.wrong]
 
 
-@pytest.mark.parametrize(("kind", "args", "options", "error", "words"), WRONG)
-def test_wrong_arguments(kind, args, options, error, words):
-    with pytest.raises(error, match=words) as raised:
-        kind(network(), *args, **options)
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.words[:40])
+def test_wrong_arguments(wrong):
+    with pytest.raises(wrong.error, match=wrong.words) as raised:
+        wrong.call()
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 300
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2, ElasticNet, numerics
+from sr2.metrics import Adam
 from sr2.optim.moves import fused
 from sr2.optim.moves.choose import choose
 from sr2.optim.moves.fused import FusedMove, FusedRatio
@@ -45,12 +46,11 @@ def loop(proposals, **options):
 
 def outcome(accepted, sound=True):
     accepted, sound = torch.tensor(accepted), torch.tensor(sound)
-    return Outcome(accepted, torch.tensor(False), sound, torch.tensor(1.0), torch.tensor(1.0), None, {})
+    return Outcome(accepted, torch.tensor(False), sound, sound, torch.tensor(1.0), torch.tensor(1.0), None, {})
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)
-@pytest.mark.parametrize("sigma", [0.5, 41.0])
-@pytest.mark.parametrize("chunk", [1024, 16384])
+@pytest.mark.parametrize(("sigma", "chunk"), [(0.5, 1024), (41.0, 16384)])
 @torch.no_grad()
 def test_the_fused_step_is_the_step(regularizer, sigma, chunk, monkeypatch):
     monkeypatch.setattr(fused, "CHUNK", chunk)
@@ -73,28 +73,34 @@ def test_the_fused_step_is_the_step(regularizer, sigma, chunk, monkeypatch):
 
 
 @pytest.mark.parametrize("capturable", [False, True])
-@pytest.mark.parametrize("beta", [0.3, 0.9])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize(
+    ("metric", "regularizer"),
+    [(None, L1(1e-2)), *((Adam(), R) for R in REGULARIZERS), (Adam(0.4, 1e-3), ElasticNet(1e-2, 0.3))],
+    ids=str,
+)
 @torch.no_grad()
-def test_the_fused_average_is_the_average(beta, capturable):
+def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturable):
     """Three steps: the second is not sound, and must leave no trace in the average."""
 
     def steps(make):
         torch.manual_seed(0)
         xs = [nn.Parameter(torch.randn(shape)) for shape in ((5,), (40, 30), (3, 2, 1, 1))]
-        optimizer, seen, kept = SR2(xs, L1(1e-2), sigma=3.0, momentum=beta), [], {}
+        optimizer, seen, kept = SR2(xs, regularizer, sigma=3.0, momentum=beta, metric=metric), [], {}
         for number in range(3):
             for x in xs:
                 x.grad = torch.randn_like(x)
             proposals = optimizer._proposals()
             move = kept.setdefault("move", make(proposals))
             move.use(proposals)
-            seen += [*move.to_trial(), move.noise()]
+            seen += [*move.to_trial(), torch.zeros(()) if move.noise() is None else move.noise()]
             move.settle(outcome(number != 1, number != 1))
             seen += [x.clone() for x in xs]
         states = [optimizer.state[x] for x in xs]
-        assert all(set(s) == {"momentum", "momentum_weight"} for s in states)
-        assert all(isinstance(s["momentum_weight"], torch.Tensor) == capturable for s in states)
-        return seen + [torch.as_tensor(value, dtype=F64) for s in states for value in s.values()]
+        names = [*(["momentum"] if beta else []), *(["square"] if metric else [])]
+        assert all(set(s) == {*names, *(f"{name}_weight" for name in names)} for s in states)
+        assert all(isinstance(s[f"{name}_weight"], torch.Tensor) == capturable for s in states for name in names)
+        return seen + [torch.as_tensor(s[name], dtype=F64) for s in states for name in sorted(s)]
 
     def by_group(proposals):
         return choose(proposals, {}, foreach=False, compile=False, capturable=capturable)
@@ -148,15 +154,22 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(coarse):
     assert seen == set(Counts._fields)
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("regularizer", [L1(1e-3), L0(1e-4)], ids=str)
-def test_training_on_the_kernels_is_training(regularizer, momentum, autocast, monkeypatch):
+@pytest.mark.parametrize(
+    ("regularizer", "metric", "momentum", "autocast"),
+    [
+        (L1(1e-3), None, 0.0, None),
+        (L0(1e-4), None, 0.9, None),
+        (L1(1e-3), "adam", 0.9, torch.bfloat16),
+        (L0(1e-4), "adam", 0.0, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_training_on_the_kernels_is_training(regularizer, metric, momentum, autocast, monkeypatch):
     def train(capturable):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
-        options = {"momentum": momentum, "autocast": autocast, "capturable": capturable}
-        optimizer = SR2(model, regularizer, sigma=0.3, eta2=0.6, **options)
+        options = {"momentum": momentum, "metric": metric, "autocast": autocast, "capturable": capturable}
+        optimizer = SR2(model, regularizer, sigma=30.0 if metric else 0.3, eta2=0.6, **options)
         x, y, rows = torch.randn(12, 16, 6), torch.randint(3, (12, 16)), []
         for a, b in zip(x, y, strict=True):
             optimizer.step(lambda a=a, b=b: F.cross_entropy(model(a), b))

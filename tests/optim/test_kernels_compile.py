@@ -15,8 +15,10 @@ from triton.compiler import ASTSource
 
 from sr2.optim.moves import fused
 from sr2.optim.moves import kernels as fused_kernels
+from sr2.regularizers import selection, selection_kernels
 
-KINDS = {"sizes": "*i64", "pointers": "*i64", "chunk_start": "*i64", "chunk_tensor": "*i32", "newest": "fp32"}
+KINDS = {"sizes": "*i64", "pointers": "*i64", "chunk_start": "*i64", "chunk_tensor": "*i32", "m_newest": "fp32"}
+KINDS |= {"q_newest": "fp32", "eps": "fp32"}
 KINDS |= {"tensors": "i32", "chunks": "i32", "flag": "*i1"}
 KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound")}
 KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "broken")}
@@ -34,8 +36,12 @@ def compiles(kernel, losses="*fp64", **constants):
 assert compiles(fused_kernels.decide, losses="*fp32")
 assert compiles(fused_kernels.decide, losses="*fp64")
 assert compiles(fused_kernels.copy_if, WANTED=0, TARGET=0, SOURCE=2, **SIZES)
-assert compiles(fused_kernels.move, MOMENTUM=False, **SIZES)
-assert compiles(fused_kernels.move, MOMENTUM=True, **SIZES)
+for momentum in (False, True):
+    for metric in (False, True):
+        assert compiles(fused_kernels.move, MOMENTUM=momentum, METRIC=metric, **SIZES)
+KINDS |= {"bits": "*i32", "owner": "*i32", "prefixes": "*i32", "counts": "*i32"}
+for shift in (24, 16, 8, 0):
+    assert compiles(selection_kernels.count_digits, SHIFT=shift, RUN=selection.RUN)
 print("compiled")
 """
 

@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L0, L1, SR2, BatchGrowth, ProxGEN, ProxSGD
+from sr2 import L0, L1, SR2, BatchGrowth, ProxGEN
+from tests.optimizers import OPTIMIZERS, named
+
+every = pytest.mark.parametrize("case", OPTIMIZERS, ids=named)
 
 torch.manual_seed(0)
 X, Y = torch.randn(64, 10), torch.randint(3, (64,))
@@ -140,10 +143,10 @@ def test_a_graph_that_is_used_up():
 # ---- what the closure returns
 
 
-@pytest.mark.parametrize("kind", [SR2, lambda m, R: ProxGEN(m, R, lr=0.1), lambda m, R: ProxSGD(m, R, lr=0.1)])
-def test_more_than_the_loss_from_a_closure_that_fills_the_gradients(kind):
+@every
+def test_more_than_the_loss_from_a_closure_that_fills_the_gradients(case):
     model = network()
-    optimizer = kind(model, L1(1e-4))
+    optimizer = case.make(model, L1(1e-4))
 
     def closure():
         optimizer.zero_grad()
@@ -221,22 +224,20 @@ def test_a_group_of_the_module_keeps_its_names():
 # ---- states
 
 
-def others(model):
-    yield torch.optim.Adam(model.parameters())
-    yield SR2(model.parameters(), L1(1e-3), sigma=1.0)
-    yield ProxGEN(model.parameters(), L1(1e-3), lr=0.1)
-    yield ProxSGD(model.parameters(), L1(1e-3), lr=0.1)
-
-
-@pytest.mark.parametrize("kind", [SR2, ProxGEN, ProxSGD])
-def test_the_state_of_another_optimizer(kind):
+@every
+def test_the_state_of_another_optimizer(case):
+    """It is told by what it lacks."""
     model = network()
-    *_, mine = (o for o in others(model) if isinstance(o, kind))
+    mine = case.make(model.parameters(), L1(1e-3))
     before = mine.state_dict()
-    for other in others(model):
-        if type(other) is not kind:
-            with pytest.raises(ValueError, match=f"this is not the state of {kind.__name__}: it has no '"):
-                mine.load_state_dict(other.state_dict())
+    needed = {*mine.defaults, *mine._remembered()}
+    others = [torch.optim.Adam(model.parameters())]
+    others += [other.make(model.parameters(), L1(1e-3)) for other in OPTIMIZERS if other is not case]
+    for other in others:
+        state = other.state_dict()
+        if needed - {*state["param_groups"][0], *state["state"]}:
+            with pytest.raises(ValueError, match=f"this is not the state of {case.name}: it has no '"):
+                mine.load_state_dict(state)
     assert mine.state_dict() == before
 
 

@@ -37,7 +37,7 @@ def test_lasso(options):
 
     A, y, _ = data()
     lam, n = 0.2, len(y)
-    his = Lasso(alpha=lam, tol=1e-14, max_iter=100_000).fit(A, y)
+    theirs = Lasso(alpha=lam, tol=1e-14, max_iter=100_000).fit(A, y)
 
     def objective(w, b):
         return ((y - A @ w - b) ** 2).sum() / (2 * n) + lam * np.abs(w).sum()
@@ -45,10 +45,10 @@ def test_lasso(options):
     model, At, yt = linear(A.shape[1]), torch.tensor(A), torch.tensor(y)
     run(model, lambda: (yt - model(At)[:, 0]).square().sum() / (2 * n), L1(lam), 400, **options)
     w, b = model.weight.detach().numpy()[0], model.bias.item()
-    best = objective(his.coef_, his.intercept_)
+    best = objective(theirs.coef_, theirs.intercept_)
     assert abs(objective(w, b) - best) <= 1e-8 * best
     assert objective(0 * w, 0.0) > 2 * best  # it was not there from the start
-    np.testing.assert_array_equal(w == 0, his.coef_ == 0)
+    np.testing.assert_array_equal(w == 0, theirs.coef_ == 0)
     assert 3 < (w == 0).sum() < len(w)
 
 
@@ -60,7 +60,7 @@ def test_logistic_l1():
     C, n = 1.0, len(y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the spelling of l1 changes between versions
-        his = LogisticRegression(
+        theirs = LogisticRegression(
             penalty="l1", C=C, solver="saga", tol=1e-13, max_iter=100_000, random_state=0, l1_ratio=1.0
         ).fit(A, y)
 
@@ -71,15 +71,24 @@ def test_logistic_l1():
     closure = lambda: nn.functional.softplus(-yt * model(At)[:, 0], threshold=1e9).mean()  # noqa: E731
     run(model, closure, L1(1 / (n * C)), 1200)
     w, b = model.weight.detach().numpy()[0], model.bias.item()
-    best = objective(his.coef_[0], his.intercept_[0])
+    best = objective(theirs.coef_[0], theirs.intercept_[0])
     assert abs(objective(w, b) - best) <= 1e-8 * best
     assert objective(0 * w, 0.0) > 1.1 * best
-    np.testing.assert_array_equal(w == 0, his.coef_[0] == 0)
+    np.testing.assert_array_equal(w == 0, theirs.coef_[0] == 0)
     assert (w == 0).any()
 
 
-@pytest.mark.parametrize("R", [L0(0.05), Lp(0.05, 0.5), Lp(0.05, 0.3)], ids=repr)
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"metric": "rmsprop"}], ids=str)
+@pytest.mark.parametrize(
+    ("R", "options"),
+    [
+        (L0(0.05), {}),
+        (Lp(0.05, 0.5), {}),
+        (Lp(0.05, 0.3), {}),
+        (L0(0.05), {"momentum": 0.9}),
+        (Lp(0.05, 0.5), {"metric": "rmsprop"}),
+    ],
+    ids=str,
+)
 def test_nonconvex_ends_at_a_proximal_fixed_point(R, options):
     A, y, _ = data(seed=2)
     model, At, yt = linear(A.shape[1]), torch.tensor(A), torch.tensor(y)

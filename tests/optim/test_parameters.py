@@ -5,16 +5,18 @@ import torch
 from torch import nn
 
 from sr2 import L0, L1, SR2, L0Ball, ProxGEN
+from tests.optimizers import OPTIMIZERS, named
+from tests.tools import forward_only, small_network, values
 
-from .test_closures import ALL, forward_only, make, network, values
+every = pytest.mark.parametrize("case", OPTIMIZERS, ids=named)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@every
 @pytest.mark.parametrize("foreach", [False, True])
-def test_parameters_without_a_gradient_stay(kind, foreach):
+def test_parameters_without_a_gradient_stay(case, foreach):
     used, unused, frozen = (nn.Parameter(torch.full((3,), 0.5)) for _ in range(3))
     frozen.requires_grad_(False)
-    optimizer = make(kind, [used, unused, frozen], L1(0.5), foreach=foreach)
+    optimizer = case.make([used, unused, frozen], L1(0.5), foreach=foreach)
     for _ in range(3):
         optimizer.step(lambda: (used.square() + frozen * used).sum())
     assert not (used == 0.5).any()
@@ -23,11 +25,11 @@ def test_parameters_without_a_gradient_stay(kind, foreach):
     assert unused.grad is None
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_unfreezing(kind):
-    model = network(dropout=False)
+@every
+def test_unfreezing(case):
+    model = small_network(dropout=False)
     model[0].requires_grad_(False)
-    optimizer = make(kind, model, L1(1e-3))
+    optimizer = case.make(model, L1(1e-3))
     before = values(model)
     optimizer.step(forward_only(model, optimizer))
     assert torch.equal(model[0].weight, before["0.weight"])
@@ -43,7 +45,7 @@ def test_unfreezing(kind):
 
 def test_a_budget_over_the_group_holds_for_tensors_without_a_gradient_too():
     a, b = nn.Parameter(torch.tensor([3.0, 0.0])), nn.Parameter(torch.tensor([2.0, 0.0]))
-    optimizer = make(SR2, [a, b], L0Ball(k=2))
+    optimizer = SR2([a, b], L0Ball(k=2), sigma=2.0)
     for _ in range(5):
         optimizer.step(lambda: (a - torch.tensor([3.0, 4.0])).square().sum())
         assert (torch.cat([a, b]) != 0).sum() <= 2
@@ -59,7 +61,7 @@ def test_several_groups_have_their_own_regularizers(kind, foreach):
         {"params": [b], "regularizer": None},
         {"params": [c]},
     ]
-    optimizer = make(kind, groups, L1(0.1), foreach=foreach, **({"lr": 0.5} if kind is ProxGEN else {}))
+    optimizer = kind(groups, L1(0.1), foreach=foreach, **({"lr": 0.5} if kind is ProxGEN else {"sigma": 2.0}))
     optimizer.step(lambda: 1e-3 * (a + b + c).sum())
     step = 0.5
     assert a.tolist() == pytest.approx([0.0, 1.0 - step * 1e-3])
@@ -71,10 +73,10 @@ def test_several_groups_have_their_own_regularizers(kind, foreach):
         assert last.actual == pytest.approx(last.loss - last.trial_loss + dR, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_add_param_group_mid_run(kind):
+@every
+def test_add_param_group_mid_run(case):
     a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
-    optimizer = make(kind, [a], L1(0.1))
+    optimizer = case.make([a], L1(0.1))
     f = lambda: a.square().sum() + b.square().sum()  # noqa: E731
     optimizer.step(f)
     assert (b == 1).all()
@@ -84,22 +86,22 @@ def test_add_param_group_mid_run(kind):
     assert [g["regularizer"] for g in optimizer.param_groups] == [L1(0.1), L1(0.3)]
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_sparse_gradients_are_an_error(kind):
+@every
+def test_sparse_gradients_are_an_error(case):
     embedding = nn.Embedding(10, 3, sparse=True)
-    optimizer = make(kind, embedding, L1(0.1))
+    optimizer = case.make(embedding, L1(0.1))
     before = embedding.weight.detach().clone()
     with pytest.raises(ValueError, match=r"sparse gradients.*nn.Embedding\(..., sparse=False\)"):
         optimizer.step(lambda: embedding(torch.tensor([1, 2])).sum())
     assert torch.equal(embedding.weight, before)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@every
 @pytest.mark.parametrize("dtype", [torch.float16, torch.complex64], ids=str)
-def test_wrong_dtypes_are_an_error(kind, dtype):
+def test_wrong_dtypes_are_an_error(case, dtype):
     with pytest.raises(ValueError, match=r"torch.autocast.*view_as_real"):
-        make(kind, [nn.Parameter(torch.ones(3, dtype=dtype))])
-    optimizer = make(kind, [nn.Parameter(torch.ones(3))])
+        case.make([nn.Parameter(torch.ones(3, dtype=dtype))])
+    optimizer = case.make([nn.Parameter(torch.ones(3))])
     with pytest.raises(ValueError, match=str(dtype)):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, dtype=dtype))]})
     assert len(optimizer.param_groups) == 1

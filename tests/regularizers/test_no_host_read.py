@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.registry import REGULARIZERS, RegularizerCase
+from tests.registry import ONE_OF_EACH, REGULARIZERS, RegularizerCase
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
 
@@ -17,7 +17,7 @@ def test_fake_tensors(case: RegularizerCase, dtype: torch.dtype) -> None:
     with FakeTensorMode():
         xs = [torch.randn(4, 8, 3, 3, dtype=dtype), torch.randn(5, dtype=dtype), torch.randn((), dtype=dtype)]
         step = torch.rand((), dtype=torch.float64)
-        kinds = [[step] * 3] + [[torch.rand(x.shape) for x in xs]] * case.separable
+        kinds = [[step] * 3] + [[torch.rand(x.shape) for x in xs]] * case.diagonal
         for steps in kinds:
             zs = case.regularizer.prox_of(xs, steps)
             assert [(z.shape, z.dtype) for z in zs] == [(x.shape, dtype) for x in xs]
@@ -32,9 +32,6 @@ def test_meta_device(case: RegularizerCase) -> None:
     assert z.device.type == "meta"
     assert z.shape == x.shape
     assert case.regularizer.prox(x, torch.tensor(0.5)).shape == x.shape  # a number from the host
-
-
-ONE_OF_EACH = list({type(c.regularizer): c for c in REGULARIZERS}.values())
 
 
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=lambda case: case.name)

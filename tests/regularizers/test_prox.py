@@ -168,7 +168,7 @@ def test_zeros_stay_zeros(case: RegularizerCase) -> None:
 @separable
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("step_dtype", [torch.float32, torch.float64])
-def test_steps_an_entry_are_scalar_steps_entry_by_entry(
+def test_steps_per_entry_are_scalar_steps_entry_by_entry(
     case: RegularizerCase, dtype: torch.dtype, step_dtype: torch.dtype
 ) -> None:
     x = points(6).to(dtype)

@@ -42,7 +42,7 @@ IDENTITIES: list[Regularizer] = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_identity(regularizer: Regularizer, dtype: torch.dtype) -> None:
     x = X.to(dtype)
-    steps = [0.3, 1e12, torch.tensor(2.0)] + [torch.rand_like(x) + 0.1] * regularizer.separable
+    steps = [0.3, 1e12, torch.tensor(2.0)] + [torch.rand_like(x) + 0.1] * regularizer.diagonal
     for step in steps:
         z = regularizer.prox(x, step)
         assert torch.equal(z, x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal, getcontext
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sr2.regularizers import Box, GroupL0, GroupL2
-from tests.registry import REGULARIZERS, RegularizerCase
+from sr2.regularizers.grouping import Groups
+from tests.registry import REGULARIZERS, RegularizerCase, each_entry
+from tests.tools import laid_out
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
@@ -19,19 +23,6 @@ shapes = st.one_of(
     st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple),
     st.sampled_from([(3, 8), (4, 6, 3, 3), (0,), (0, 4), (4, 0), (1, 1), (2, 0, 3, 3)]),
 )
-
-
-def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The same entries in another layout."""
-    if layout == "channels_last" and x.dim() == 4:
-        return x.contiguous(memory_format=torch.channels_last)
-    if layout == "transposed" and x.dim() >= 2:
-        return x.transpose(0, -1).contiguous().transpose(0, -1)
-    if layout == "sliced" and x.dim() >= 1:
-        return torch.stack([x, x], dim=-1)[..., 0]
-    if layout == "expanded" and x.dim() >= 1 and x.shape[0] > 0:
-        return x[:1].expand_as(x)
-    return x
 
 
 @every
@@ -62,7 +53,7 @@ def test_any_shape_dtype_layout_and_scale(
     x = laid_out(torch.where(torch.rand(shape, generator=generator) < 0.2, 0.0, x), layout)
     before = x.clone()
 
-    kinds = ["float", "tensor"] + ["entries"] * case.separable
+    kinds = ["float", "tensor"] + ["entries"] * case.diagonal
     kind = data.draw(st.sampled_from(kinds))
     given_step: float | Tensor = step
     if kind == "tensor":
@@ -129,6 +120,32 @@ def test_group_norms_neither_under_nor_overflow_in_float32(size: float) -> None:
     torch.testing.assert_close(float(GroupL2(1.0).value(x)) / size, 5.0, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("groups", ["rows", each_entry], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_group_far_above_its_threshold_is_rounded_to_the_nearest(groups: Groups, dtype: torch.dtype) -> None:
+    """x (1 - t / |x|) with a rounded factor moved x by its last place where t is a third of that: worse than z = x."""
+    generator = torch.Generator().manual_seed(0)
+    x = (1 + torch.rand(400, 1, generator=generator, dtype=torch.float64)).to(dtype)  # last places of eps
+    t = 0.3 * torch.finfo(dtype).eps
+    assert torch.equal(GroupL2(1e-3, groups).prox(x, t / 1e-3), x)
+    assert torch.equal(GroupL2(1e-3, groups).prox(-x, torch.tensor(t / 1e-3)), -x)
+
+
+def test_a_large_group_is_not_worse_than_where_it_was() -> None:
+    """Found by fuzzing: in exact arithmetic the objective at z was above that at x."""
+    x = torch.tensor([2.48941382229664e16, 2.205766826469539e16, 1.1303958527877796e16], dtype=torch.float64)
+    lam, step = 1e-3, 2078.913999562389
+    z = GroupL2(lam, lambda x: torch.zeros(x.shape, dtype=torch.int64)).prox(x, step)
+
+    def exactly(z: Tensor) -> Decimal:
+        getcontext().prec = 60
+        norm = sum(Decimal(v) ** 2 for v in z.tolist()).sqrt()
+        shift = sum((Decimal(a) - Decimal(b)) ** 2 for a, b in zip(z.tolist(), x.tolist(), strict=True))
+        return Decimal(lam) * norm + shift / (2 * Decimal(step))
+
+    assert exactly(z) <= exactly(x)
+
+
 def test_a_group_norm_that_overflows_float64_keeps_its_group() -> None:
     """The square of 1e200 does: inf / inf would be NaN."""
     x = torch.tensor([[3e200, 4e200], [3.0, 4.0]], dtype=torch.float64)
@@ -141,5 +158,5 @@ def test_nan_is_not_swallowed(case: RegularizerCase) -> None:
     if case.regularizer.__class__.__name__ in ("Nuclear", "Rank") or getattr(case.regularizer, "k", None) == 0:
         return
     x = torch.tensor([[float("nan"), 1.0], [2.0, 3.0]])
-    for step in (1.0, torch.tensor(1.0), *([torch.ones(2, 2), torch.full((2, 2), 50.0)] if case.separable else [])):
+    for step in (1.0, torch.tensor(1.0), *([torch.ones(2, 2), torch.full((2, 2), 50.0)] if case.diagonal else [])):
         assert case.regularizer.prox(x, step).isnan().any()

@@ -42,7 +42,7 @@ def test_decrease_is_the_difference(case: RegularizerCase, dtype: torch.dtype) -
 
 
 @every
-def test_terms_are_one_an_entry_where_separable(case: RegularizerCase) -> None:
+def test_terms_are_one_per_entry_where_separable(case: RegularizerCase) -> None:
     for shape in ((), (0,), (3, 4)):
         x = torch.ones(shape)
         for terms in case.regularizer.terms_of([x]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, arg
@@ -135,6 +135,36 @@ def prune(folders: Folders, *, device: str | None = None, trust: bool = False) -
     return prune_runs(_find(folders), device, trust=trust)
 
 
+def shrink(folders: Folders, *, trust: bool = False) -> int:
+    """Remove the channels that nothing depends on, exactly: shrunk.safetensors and its figures of each finished run.
+
+    Args:
+        folders: Run folders, or folders of them.
+        trust: Import the module:callable that a run names for its network or its data.
+    """
+    from .run.export import export_runs
+
+    return export_runs(_find(folders), "shrunk", trust=trust)
+
+
+def export(
+    folders: Folders,
+    *,
+    format: Literal["safetensors", "onnx", "2:4"] = "safetensors",  # noqa: A002 - the flag's name
+    trust: bool = False,
+) -> int:
+    """Write each finished run's network for use: small, for onnxruntime, or for sparse tensor cores; and measure it.
+
+    Args:
+        folders: Run folders, or folders of them.
+        format: safetensors: lossless, zeros packed. onnx: shrunk, batch norm folded. 2:4: bfloat16, on an NVIDIA GPU.
+        trust: Import the module:callable that a run names for its network or its data.
+    """
+    from .run.export import export_runs
+
+    return export_runs(_find(folders), format, trust=trust)
+
+
 def report(folders: Folders, *, out: Path | None = None) -> None:
     """Tables, figures and one HTML page of runs. Never trains.
 
@@ -175,12 +205,24 @@ def _readable(folders: Sequence[Path], missing_ok: bool = False) -> list[RunReco
 # ---- the rest
 
 
-def bench(config: Annotated[BenchConfig, arg(name="")] = BenchConfig()) -> None:  # noqa: B008 - frozen
+def bench(
+    config: Annotated[BenchConfig, arg(name="")] = BenchConfig(),  # noqa: B008 - frozen
+    *,
+    sparse: Path | None = None,
+    trust: bool = False,
+) -> None:
     """Time a training step against torch's SGD, and the optimizer's own work against a copy: ratios of one process.
 
     Args:
         config: what to time.
+        sparse: A finished run: instead time its layers on this CPU, dense and as sparse rows, with their break-even.
+        trust: Import the module:callable that the run names for its network or its data.
     """
+    if sparse is not None:
+        from .run.export import bench_sparse
+
+        bench_sparse(sparse, trust=trust)
+        return
     from .bench_table import run_and_print
 
     run_and_print(config)
@@ -246,6 +288,8 @@ _APP: dict[str, Any] = {
     "train": train_one,
     "compare": train_grid,
     "prune": prune,
+    "shrink": shrink,
+    "export": export,
     "report": report,
     "bench": bench,
     "data": {"list": data_list, "fetch": data_fetch, "check": data_check},

@@ -120,8 +120,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def _check_fits(self, regularizer: Regularizer | None) -> None:
         if self.metric is not None:
-            instead = "use metric=None, or a separable regularizer such as L1, L0, Lp, MCP"
-            check_compatible(f"the metric {self.metric!r}", regularizer, separable=instead)
+            instead = "use metric=None, or a regularizer of entries or groups such as L1, L0Ball, GroupL2"
+            check_compatible(f"the metric {self.metric!r}", regularizer, diagonal=instead)
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]

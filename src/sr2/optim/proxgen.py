@@ -73,14 +73,13 @@ class ProxGEN(ProximalOptimizer):
         """One step on the closure's loss (either kind of closure), or on the gradients that are there."""
         loss = None if closure is None else loss_and_gradients(closure, self._parameters(), self._module)[0]
         for number, group in enumerate(self.param_groups):
-            proposal = Proposal.of(group, self.state, self.metric, as_direction("ProxGEN", group["momentum"]))
+            lr, direction = group["lr"], as_direction("ProxGEN", group["momentum"])
+            proposal = Proposal.of(group, self.state, lr, self.metric, direction)
             if proposal is None:
                 continue
-            lr, D = group["lr"], proposal.diagonal
             if group["weight_decay"]:
                 for x in proposal.xs:
                     x.mul_(1 - lr * group["weight_decay"])
-            proposal.steps = [lr] * len(proposal.xs) if D is None else [lr / d for d in D]
             self._take(number, proposal)
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss

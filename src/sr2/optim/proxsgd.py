@@ -99,14 +99,10 @@ class ProxSGD(ProximalOptimizer):
         self._count.t += 1
         t = self._count.t.double() if self.capturable else int(self._count.t)
         for number, group in enumerate(self.param_groups):
-            proposal = Proposal.of(group, self.state, self.metric, self._direction(group, t))
+            proposal = Proposal.of(group, self.state, 1.0, self.metric, self._direction(group, t))
             if proposal is None:
                 continue
-            proposal.turn()
-            proposal.gs, proposal.direction = proposal.vs, None  # nobody asks for g again
-            xs, D = proposal.xs, proposal.diagonal
-            proposal.steps = [1.0] * len(xs) if D is None else [1.0 / d for d in D]
-            (kept,) = self._take(number, proposal)
+            (kept,), xs = self._take(number, proposal), proposal.xs
             eps = _falling(group["lr"], t, group["lr_decay"])
             torch._foreach_copy_(xs, [between(old, z, eps) for old, z in zip(kept, xs, strict=True)])
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step

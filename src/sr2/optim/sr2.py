@@ -172,15 +172,14 @@ class SR2(ProximalOptimizer):
         return loss
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
-        """Of every group x, g and D, with 1 / (sigma D) for a step."""
+        """Of every group x, g and what makes v and D."""
         if sigma is None:
             sigma = self._search.sigma if self.capturable else float(self._search.sigma)
-        made = (Proposal.of(group, self.state, self.metric, self.direction) for group in self.param_groups)
+        parts = (1.0 / sigma, self.metric, self.direction)
+        made = (Proposal.of(group, self.state, *parts) for group in self.param_groups)
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
-        for p in proposals:
-            p.steps = [1.0 / sigma] * len(p.xs) if p.diagonal is None else [1.0 / (sigma * d) for d in p.diagonal]
         return proposals
 
     def _judge(self, f: TwoEvaluations, model: Model, move: Move) -> Outcome:
@@ -199,7 +198,7 @@ class SR2(ProximalOptimizer):
         if self.capturable or not sound:
             sound = sound_at_x(evidence, move, capturable=self.capturable)
         verdict = self.rule.judge(evidence, state)
-        return Outcome.of(verdict, evidence, sound, state, self.sigma_min)
+        return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
 
     def _rounding(self, loss: Tensor) -> Rounding:
         dtypes = (x.dtype for group in self.param_groups for x in group["params"])

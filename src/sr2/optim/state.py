@@ -90,7 +90,9 @@ class Outcome(NamedTuple):
     null: Tensor
     """s = 0, or called off: neither accepted nor rejected, and sigma stays."""
     sound: Tensor
-    """f and its gradient are finite at x, so that momentum and metric may learn from this batch."""
+    """f and its gradient are finite at x."""
+    learns: Tensor
+    """Momentum and metric take this batch in: it is sound, and accepted where the rule forgets what it rejects."""
     rho: Tensor
     sigma: Tensor
     evidence: Evidence | None
@@ -98,16 +100,20 @@ class Outcome(NamedTuple):
     memory: Mapping[str, Tensor]
 
     @staticmethod
-    def of(verdict: Verdict, evidence: Evidence, sound: Tensor, state: SearchState, sigma_min: float) -> Outcome:
+    def of(
+        verdict: Verdict, evidence: Evidence, sound: Tensor, state: SearchState, sigma_min: float, forgets: bool = False
+    ) -> Outcome:
         """The rule's verdict, but for null steps, batches that are not finite at x, and points outside R's domain."""
         null = (evidence.ss == 0) & sound
         # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
         enters = evidence.dR.isposinf() & evidence.f_trial.isfinite() & sound
         judged = sound & ~null & ~enters
+        accepted = (verdict.accepted & judged) | enters
         return Outcome(
-            accepted=(verdict.accepted & judged) | enters,
+            accepted=accepted,
             null=null,
             sound=sound,
+            learns=sound & (accepted | null) if forgets else sound,
             rho=torch.where(evidence.ss == 0, math.nan, verdict.rho),
             sigma=torch.where(judged, verdict.sigma.clamp_min(sigma_min), state.sigma),
             evidence=evidence,
@@ -118,7 +124,7 @@ class Outcome(NamedTuple):
     def called_off(evidence: Evidence, state: SearchState) -> Outcome:
         """Algorithm 1's s = 0 where the batch does not meet assumption 3: nothing is learnt from it."""
         no, yes = torch.zeros_like(evidence.ss, dtype=torch.bool), torch.ones_like(evidence.ss, dtype=torch.bool)
-        return Outcome(no, yes, no, torch.full_like(evidence.ss, math.nan), state.sigma, evidence, {})
+        return Outcome(no, yes, no, no, torch.full_like(evidence.ss, math.nan), state.sigma, evidence, {})
 
 
 @dataclass

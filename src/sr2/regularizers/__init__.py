@@ -4,6 +4,8 @@ from .base import Regularizer
 from .box import Box
 from .elastic_net import ElasticNet
 from .group import GroupL0, GroupL2
+from .grouping import Heads
+from .keep_zeros import KeepZeros
 from .l0 import L0
 from .l0_ball import L0Ball
 from .l1 import L1
@@ -23,6 +25,8 @@ __all__ = [
     "ElasticNet",
     "GroupL0",
     "GroupL2",
+    "Heads",
+    "KeepZeros",
     "L0Ball",
     "Lp",
     "Nuclear",

@@ -6,6 +6,9 @@ special branch anywhere else.
 
 A new regularizer writes two methods, one tensor at a time: `terms` (the summands of R) and `prox_tensor`.
 Those that couple several tensors, as `L0Ball` does, write `terms_of` and `prox_of` instead.
+
+Two more methods have a default that most keep: `at_strength`, R on its way to full strength, and `start`, for what R
+takes from the first point.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import ClassVar, overload
+from typing import ClassVar, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +24,7 @@ from torch import Tensor
 from ..numerics import in_parts, like, total, wide
 
 Step = float | Tensor
-"""A step size: a float, a 0-dim tensor, or a tensor with one step an entry."""
+"""A step size: a float, a 0-dim tensor, or a tensor with one step per entry."""
 
 
 class Regularizer:
@@ -30,12 +33,18 @@ class Regularizer:
     prox_{step R}(x) = argmin_z  R(z) + sum((z - x)**2 / (2 * step))
 
     Attributes:
-        separable: R is a sum over entries, so that `prox` takes one step an entry (diagonal metrics need it).
+        separable: R is a sum over entries, the same function of each: tensors may be cut and joined at will.
+        diagonal: `prox` takes one step per entry (diagonal metrics need it). What is separable is diagonal.
         convex: R is convex (ProxSGD needs it).
     """
 
     separable: ClassVar[bool] = False
+    diagonal: ClassVar[bool] = False
     convex: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **arguments: object) -> None:
+        super().__init_subclass__(**arguments)
+        cls.diagonal = cls.diagonal or cls.separable
 
     @property
     def coefficients(self) -> tuple[float, float, float] | None:
@@ -45,7 +54,7 @@ class Regularizer:
     # ---- what a regularizer writes: one tensor at a time, or a whole group
 
     def terms(self, x: Tensor) -> Tensor:
-        """The summands of R for one tensor, in float64; their sum is R. One an entry where `separable`."""
+        """The summands of R for one tensor, in float64; their sum is R. One per entry where `separable`."""
         raise NotImplementedError(f"{type(self).__name__} must define terms(x) or terms_of(xs)")
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
@@ -64,6 +73,30 @@ class Regularizer:
         """`decrease`, unchecked: what an optimizer calls every step. Worth writing where fewer passes give it."""
         pairs = zip(self.terms_of(xs), self.terms_of(zs), strict=True)
         return total([before - after for before, after in pairs])
+
+    # ---- what changes during a run
+
+    def at_strength(self, share: Tensor) -> Regularizer:
+        """R on its way to full strength: share * R here, and a larger budget where R is one.
+
+        Args:
+            share: a 0-dim tensor between 0 and 1 on the device of the tensors. It is read by every call and never
+                looked at by the host: fill it in place, and steps that were captured follow.
+
+        >>> from sr2 import L1
+        >>> share = torch.tensor(0.5, dtype=torch.float64)
+        >>> growing = L1(1.0).at_strength(share)
+        >>> growing.prox(torch.tensor([-2.0, 0.25, 1.0]), 1.0)
+        tensor([-1.5000,  0.0000,  0.5000])
+        >>> _ = share.fill_(1.0)
+        >>> growing.prox(torch.tensor([-2.0, 0.25, 1.0]), 1.0)
+        tensor([-1.,  0.,  0.])
+        """
+        return Scaled(self, check_share(share))
+
+    def start(self, xs: Sequence[Tensor]) -> Regularizer:
+        """The regularizer of a run that starts at xs: itself, unless it takes something from there (`KeepZeros`)."""
+        return self
 
     # ---- what everybody calls
 
@@ -87,8 +120,9 @@ class Regularizer:
 
         Args:
             xs: a tensor or a sequence of tensors (float32, float64 or bfloat16).
-            step: a float, a 0-dim tensor, or, where `separable`, one tensor of steps per tensor of xs. Steps on
-                an accelerator are not checked for their sign, since looking would wait for the device.
+            step: a float, a 0-dim tensor, or one tensor of steps per tensor of xs: 0-dim, or, where `diagonal`,
+                with one step per entry. Steps on an accelerator are not checked for their sign, since looking would
+                wait for the device.
         """
         tensors = _checked_tensors(self, xs)
         zs = self.prox_of(tensors, _checked_steps(self, tensors, step))
@@ -113,6 +147,30 @@ ZERO = _Zero()
 """R = 0."""
 
 
+class Scaled(Regularizer):
+    """share * R, for a share in [0, 1] that lives on the device. Its prox is that of R with steps share * step."""
+
+    def __init__(self, regularizer: Regularizer, share: Tensor) -> None:
+        self.regularizer, self.share = regularizer, share
+        for name in ("separable", "diagonal", "convex"):
+            object.__setattr__(self, name, getattr(regularizer, name))
+
+    def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        return [self.share * terms for terms in self.regularizer.terms_of(xs)]
+
+    def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
+        return self.share * self.regularizer.decrease_of(xs, zs)
+
+    def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
+        return self.regularizer.prox_of(xs, [self.share * step for step in steps])
+
+    def start(self, xs: Sequence[Tensor]) -> Regularizer:
+        return Scaled(self.regularizer.start(xs), self.share)
+
+    def __repr__(self) -> str:
+        return repr(self.regularizer)  # a share is where a run is, not what it minimizes
+
+
 # ---- checks: one sentence that names the value and the way out
 
 
@@ -125,19 +183,17 @@ def check_regularizer(regularizer: object) -> None:
         )
 
 
-def check_compatible(owner: str, regularizer: Regularizer | None, *, separable: str = "", convex: str = "") -> None:
+def check_compatible(owner: str, regularizer: Regularizer | None, *, diagonal: str = "", convex: str = "") -> None:
     """Say which pair does not fit, why, and what to use instead.
 
-    `separable` and `convex`, where not empty, say what to use instead of one that lacks the property.
+    `diagonal` and `convex`, where not empty, say what to use instead of one that lacks the property.
     """
     if regularizer is None:
         return
-    for needed, holds, instead in (
-        ("separable", regularizer.separable, separable),
-        ("convex", regularizer.convex, convex),
-    ):
-        if instead and not holds:
-            raise ValueError(f"{regularizer!r} is not {needed}, which {owner} needs: {instead}")
+    if diagonal and not regularizer.diagonal:
+        raise ValueError(f"{regularizer!r} takes one step per tensor, and {owner} gives one per entry: {diagonal}")
+    if convex and not regularizer.convex:
+        raise ValueError(f"{regularizer!r} is not convex, which {owner} needs: {convex}")
 
 
 def check_number(
@@ -158,6 +214,13 @@ def check_integer(owner: object, name: str, value: object, low: int) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
         what = owner if isinstance(owner, str) else type(owner).__name__
         raise ValueError(f"{what}: {name} must be an integer of at least {low}, and is {value!r}")
+
+
+def check_share(share: object) -> Tensor:
+    """A 0-dim tensor; its value is not looked at."""
+    if not isinstance(share, Tensor) or share.dim() > 0:
+        raise TypeError(f"at_strength: share must be a 0-dim tensor between 0 and 1, and is {share!r}")
+    return share
 
 
 def _checked_tensors(regularizer: Regularizer, xs: Tensor | Sequence[Tensor]) -> list[Tensor]:
@@ -184,9 +247,7 @@ def _checked_steps(regularizer: Regularizer, xs: list[Tensor], step: object) -> 
             return [step if x.device.type == "cpu" else step.item() for x in xs]
         return [step] * len(xs)
     if not isinstance(step, Sequence):
-        raise ValueError(f"{name}: the step must be a number, a tensor or one tensor of steps a tensor, not {step!r}")
-    if not regularizer.separable:
-        raise ValueError(f"{name} is not separable: its step is one number for all entries, not one an entry")
+        raise ValueError(f"{name}: the step must be a number, a tensor or one tensor of steps per tensor, not {step!r}")
     steps: list[Step] = list(step)
     if len(steps) != len(xs):
         raise ValueError(f"{name}: {len(xs)} tensors need {len(xs)} tensors of steps, and got {len(steps)}")
@@ -194,6 +255,10 @@ def _checked_steps(regularizer: Regularizer, xs: list[Tensor], step: object) -> 
         if not isinstance(s, Tensor) or (s.dim() > 0 and s.shape != x.shape):
             shape = tuple(s.shape) if isinstance(s, Tensor) else s
             raise ValueError(f"{name}: a tensor of shape {tuple(x.shape)} needs steps of that shape, not {shape}")
+        if one_per_entry(s) and not regularizer.diagonal:
+            raise ValueError(
+                f"{name} couples the entries of a tensor: its step is one number per tensor, not per entry"
+            )
         _check_positive(name, s)
     return steps
 
@@ -213,11 +278,16 @@ def _check_positive(name: str, step: Step) -> None:
 
 
 def _working_step(step: Step, x: Tensor) -> Step:
-    """One step for all entries has float64's digits, as a Python float has: they are free. One an entry: x's."""
+    """One step for all entries has float64's digits, as a Python float has: they are free. One per entry: x's."""
     if not isinstance(step, Tensor):
         return step
     has_digits = step.dim() == 0 or torch.float64 in (step.dtype, x.dtype)
     return step.double() if has_digits else step.float()
+
+
+def one_per_entry(step: Step) -> TypeGuard[Tensor]:
+    """Whether the step is a tensor of steps; a 0-dim one is a number, also for a tensor of one entry."""
+    return isinstance(step, Tensor) and step.dim() > 0
 
 
 def as_matrix(x: Tensor) -> Tensor:

@@ -37,6 +37,10 @@ class Box(Regularizer):
                 f"{self.lo!r} and {self.hi!r}"
             )
 
+    def at_strength(self, share: Tensor) -> Box:
+        """The box itself: a share of 0 or infinity is the same."""
+        return self
+
     def terms(self, x: Tensor) -> Tensor:
         # By way of the precision in which the prox works, so that both round the bounds alike.
         working = torch.promote_types(x.dtype, torch.float32)

@@ -2,70 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .base import Regularizer, Step, check_number
+from .base import Regularizer, Step, check_number, one_per_entry
+from .grouping import Grouping, Groups, check_groups, grouping, groups_in_words
 
-_NAMES = ("filters", "rows", "columns")
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-Groups = str | Callable[[Tensor], Tensor]
+_BISECTIONS, _TANGENTS = 6, 5
+"""Error of z below 1e-15 |x| for steps that differ by up to 1e12 within a group, measured; 5 and 4 have 1e-14."""
 
 
 @dataclass(frozen=True, repr=False)
 class _Grouped(Regularizer):
     lam: float
     groups: Groups = "filters"
+    diagonal = True
 
     def __repr__(self) -> str:
-        # A function by its name: its address would differ in every process, and checkpoints hold the repr.
-        groups = getattr(self.groups, "__qualname__", repr(self.groups)) if callable(self.groups) else repr(self.groups)
-        return f"{type(self).__name__}(lam={self.lam!r}, groups={groups})"
+        return f"{type(self).__name__}(lam={self.lam!r}, groups={groups_in_words(self.groups)})"
 
     def __post_init__(self) -> None:
         check_number(self, "lam", self.lam, 0)
-        if not callable(self.groups) and self.groups not in _NAMES:
-            known = ", ".join(map(repr, _NAMES))
-            raise ValueError(
-                f"{type(self).__name__}: groups must be one of {known} or a callable, and is {self.groups!r}"
-            )
+        check_groups(self, self.groups)
 
-    def _norms(self, x: Tensor, order: int = 2) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The norm of every group, and the map that gives every entry the number of its group.
-
-        In float64: the square of a float32 entry of 1e25 or 1e-30 leaves the range of float32.
-        """
-        if callable(self.groups):
-            number = self._numbers(x)
-            powers = x.flatten().double() ** 2 if order == 2 else (x.flatten() != 0).double()
-            sums = powers.new_zeros(x.numel()).index_add(0, number, powers)
-            return (sums.sqrt() if order == 2 else sums), lambda norms: norms[number].view(x.shape)
-        matrix = x if x.dim() >= 2 else x.reshape(-1, 1)
-        dims = [0] if self.groups == "columns" else list(range(1, matrix.dim()))
-        norms = torch.linalg.vector_norm(matrix, order, dims, keepdim=True, dtype=torch.float64)
-        return norms, lambda norms: norms.expand_as(matrix).reshape(x.shape)
-
-    def _numbers(self, x: Tensor) -> Tensor:
-        """The callable's group numbers, renumbered from 0 on.
-
-        How many groups there are would be a host read; how many changes precede an entry in sorted order is not.
-        """
-        assert callable(self.groups)
-        given: object = self.groups(x)
-        if not isinstance(given, Tensor) or given.shape != x.shape or given.dtype not in _INTEGERS:
-            gave = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
-            raise ValueError(
-                f"{type(self).__name__}: groups(x) must give an integer tensor of x's shape {tuple(x.shape)}, "
-                f"and gave {gave}"
-            )
-        ordered, order = given.to(x.device).flatten().sort()
-        changes = torch.zeros_like(order)
-        changes[1:] = ordered[1:] != ordered[:-1]
-        return torch.empty_like(order).scatter_(0, order, changes.cumsum(0))
+    def _grouping(self, x: Tensor) -> Grouping:
+        return grouping(self, self.groups, x)
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,9 +37,12 @@ class GroupL2(_Grouped):
 
     prox, with t = lam * step: z_g = x_g max(1 - t / |x_g|, 0). At |x_g| = t exactly, z_g = 0.
 
+    With one step per entry, z_i = x_i r / (r + t_i), where r = |z_g| is the one root of |x_g / (r + t_g)| = 1; z_g = 0
+    where |x_g / t_g| <= 1. In float64, by bisection and tangents, the same number of passes always.
+
     Args:
         lam: the weight.
-        groups: "filters" or "rows" (slices of dimension 0), "columns" (of the matrix (shape[0], -1)), or a
+        groups: "filters" or "rows" (slices of dimension 0), "columns" (of the matrix (shape[0], -1)), `Heads(n)`, or a
             callable that gives each entry of a tensor its group's number, an integer tensor of the tensor's
             shape. A vector is a matrix of one column.
 
@@ -88,13 +54,53 @@ class GroupL2(_Grouped):
     convex = True
 
     def terms(self, x: Tensor) -> Tensor:
-        return self.lam * self._norms(x)[0]
+        return self.lam * self._grouping(x).norm(x)
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
-        t = self.lam * step
-        norms, spread = self._norms(x)
+        if one_per_entry(step):
+            return self._prox_in_a_metric(x, step)
+        groups, t = self._grouping(x), self.lam * step
+        norms = groups.norm(x)
         norms = norms.clamp_max(torch.finfo(norms.dtype).max)  # an overflow must not become inf / inf
-        return x * spread(torch.where(norms <= t, 0.0, (norms - t) / norms).to(x.dtype))
+        # A factor near 1 would round the shift x t / |x| away, and move x by a unit of its last place in its stead.
+        near = norms <= 2 * t
+        factor = torch.where(near, torch.where(norms <= t, 0.0, (norms - t) / norms), 1.0)
+        shift = torch.where(near, 0.0, t / norms)
+        return x * groups.spread(factor.to(x.dtype)) - x * groups.spread(shift.to(x.dtype))
+
+    def _prox_in_a_metric(self, x: Tensor, step: Tensor) -> Tensor:
+        if self.lam == 0 or x.numel() == 0:
+            return x.clone()
+        groups, tiny = self._grouping(x), torch.finfo(torch.float64).tiny
+        size, t = x.double().abs(), self.lam * step.double()
+        unit = groups.spread(groups.largest(size)).clamp_min(tiny)  # |x_i| <= 1 from here on: no square overflows
+        size, t = size / unit, t / unit
+
+        def norm_and_tangent(r: Tensor) -> tuple[Tensor, Tensor]:
+            """h = |x / (r + t)|, and where the tangent of 1 / h at r says that h is 1."""
+            sums = (groups.spread(r) + t).clamp_min(tiny)
+            squares = (size / sums).square()
+            h2 = groups.sum(squares)
+            h = h2.sqrt()
+            return h, r + (h - 1) * h2 / groups.sum(squares / sums).clamp_min(tiny)
+
+        # 1 / h is concave, so that a tangent's root is never beyond the root, wherever it touches. The tangents alone
+        # would creep where a few entries have far smaller steps than the others: bisection finds the magnitude first.
+        low = groups.largest(size - t).clamp_min(0.0)  # here one |x_i| / (r + t_i) is 1
+        high = groups.largest(x.numel() ** 0.5 * size - t).clamp_min(tiny)  # and here all are at most n^(-1/2)
+        h, tangent = norm_and_tangent(low)
+        zero = (low == 0) & (h <= 1)
+        low = torch.maximum(low, tangent)
+        for _ in range(_BISECTIONS):
+            middle = low.clamp_min(1e-40).sqrt() * high.sqrt()
+            h, tangent = norm_and_tangent(middle)
+            high = torch.where(h <= 1, torch.minimum(middle, high), high)
+            low = torch.maximum(low, torch.maximum(tangent, torch.where(h >= 1, middle, low)))
+        for _ in range(_TANGENTS):
+            low = torch.maximum(low, norm_and_tangent(low)[1])
+        r = groups.spread(torch.where(zero, 0.0, low))
+        sums = (r + t).clamp_min(tiny)
+        return torch.where(r > t, x - x * (t / sums), x * (r / sums)).to(x.dtype)  # as above: no factor near 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,6 +108,7 @@ class GroupL0(_Grouped):
     """R(x) = lam * #{groups g : x_g != 0}. Groups of one make it l0.
 
     prox: z_g = x_g where |x_g| > sqrt(2 lam step), else 0. At |x_g| = sqrt(2 lam step) exactly, z_g = 0.
+    With one step per entry: z_g = x_g where sum x_i^2 / (2 step_i) > lam over the group, else 0.
 
     Args:
         lam: the weight.
@@ -113,8 +120,13 @@ class GroupL0(_Grouped):
     """
 
     def terms(self, x: Tensor) -> Tensor:
-        return self.lam * (self._norms(x, order=0)[0] > 0).double()
+        return self.lam * self._grouping(x).nonzero(x).double()
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
-        norms, spread = self._norms(x)
-        return torch.where(spread(norms <= (2 * self.lam * step) ** 0.5), 0.0, x)
+        if self.lam == 0:
+            return x.clone()
+        groups = self._grouping(x)
+        if one_per_entry(step):
+            gains = groups.sum(x.double() * (x.double() / (2 * step.double())))
+            return torch.where(groups.spread(gains <= self.lam), 0.0, x)
+        return torch.where(groups.spread(groups.norm(x) <= (2 * self.lam * step) ** 0.5), 0.0, x)

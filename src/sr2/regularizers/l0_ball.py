@@ -1,36 +1,57 @@
-"""l0 ball: at most k nonzeros, over all tensors of the group together."""
+"""l0 ball: at most k nonzeros, or k nonzero groups, over all tensors of the parameter group together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, fields
+from math import ceil, inf
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..numerics import like
-from .base import Regularizer, Step, check_integer, check_number
+from ..numerics import like, wide
+from .base import Step, check_integer, check_number
+from .budget import Budget
+from .grouping import Grouping, Groups, check_groups, grouping, groups_in_words
+from .selection import largest, largest_of_each
 
 
-@dataclass(frozen=True)
-class L0Ball(Regularizer):
-    """R(x) = 0 where at most k entries of the whole group are nonzero, else +inf.
+@dataclass(frozen=True, repr=False)
+class L0Ball(Budget):
+    """R(x) = 0 where at most k entries (or groups) of all tensors together are nonzero, else +inf.
 
-    prox: the k entries largest in |x| are kept and the others are 0, whatever the step. Of equal entries the
-    first are kept, in the order of the tensors and of their indices, so that exactly k are. k may exceed the
-    number n of entries: every point is then inside.
+    prox: the k entries with the largest x^2 / step are kept and the others are 0; with one step for all, the k largest
+    in |x|. Of equal ones the first are kept, in the order of the tensors and of their indices, so that exactly k are.
+    k may exceed the number n of entries: every point is then inside. With groups: those with the largest
+    sum x^2 / step are kept.
+
+    No tensor loses everything by accident: tensor j with n_j of the n entries has f_j = ceil(floor k n_j / n) of the k
+    for itself, used or not, so that R(x) = 0 where sum_j max(nonzeros_j, f_j) <= k. Its prox keeps the f_j largest of
+    every tensor and then the largest of all others, k in all: any other choice can exchange one entry for a larger one.
+    Where these floors would take more than half of k, as of a budget of a few entries, they are rounded down instead,
+    often to 0. floor=0 is the plain budget, and floor=1 gives all tensors the same density.
 
     Args:
-        k: how many entries may be nonzero.
+        k: how many may be nonzero.
         density: their share instead, k = round(density * n), to the even number on a half. Give one of the two.
+        groups: None, single entries; or as in `GroupL2`, and n counts groups.
+        floor: the least density of a tensor, as a share of that of all together; None is 0.1 with a density, and 0 with
+            a k, which is taken at its word. Of what a callable groups there is no floor: the number of its groups is
+            known to the device alone.
 
     >>> L0Ball(k=2).prox([torch.tensor([1.0, -3.0]), torch.tensor([[-1.0]])], 1.0)
     [tensor([ 1., -3.]), tensor([[0.]])]
+    >>> L0Ball(density=0.5, groups="rows").prox(torch.tensor([[3.0, 0.0], [2.0, 2.5]]), 1.0)
+    tensor([[0.0000, 0.0000],
+            [2.0000, 2.5000]])
     """
 
     k: int | None = None
     density: float | None = None
+    groups: Groups | None = None
+    floor: float | None = None
+    diagonal = True
 
     def __post_init__(self) -> None:
         if (self.k is None) == (self.density is None):
@@ -39,29 +60,113 @@ class L0Ball(Regularizer):
             check_integer(self, "k", self.k, 0)
         elif self.density != 1:
             check_number(self, "density", self.density, 0, 1)  # or 1 itself, the whole group
+        if self.groups is not None:
+            check_groups(self, self.groups)
+        if self.floor not in (None, 1):
+            check_number(self, "floor", self.floor, 0, 1)
 
-    def budget(self, n: int) -> int:
-        """How many of n entries may be nonzero."""
-        return round(self.density * n) if self.k is None else int(self.k)  # type: ignore[operator]
+    def __repr__(self) -> str:
+        given = ((f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default)
+        words = (f"{name}={groups_in_words(value) if name == 'groups' else repr(value)}" for name, value in given)
+        return f"L0Ball({', '.join(words)})"
+
+    def budget(self, n: int | Tensor) -> Any:
+        """How many of n may be nonzero: a number, or a tensor where n is one or a strength was set."""
+        if self.density is None:
+            own: Any = int(self.k)  # type: ignore[arg-type]
+        else:
+            own = (self.density * n).round().long() if isinstance(n, Tensor) else round(self.density * n)
+        return self._now(own, n)
+
+    def floors(self, counts: Sequence[int | Tensor]) -> list[int]:
+        """How much of the budget each tensor has for itself, of so many entries or groups each."""
+        sizes = [n for n in counts if isinstance(n, int)]
+        n, floor = sum(sizes), self.floor
+        if floor is None:
+            floor = 0.1 if self.k is None else 0.0
+        k = int(self.k) if self.density is None else round(self.density * n)  # type: ignore[arg-type]
+        if len(sizes) < len(counts) or len(counts) < 2 or not floor or not 0 < k < n:
+            return [0] * len(counts)
+        shares = [floor * k * size / n for size in sizes]
+        up = [ceil(share) for share in shares]
+        return up if 2 * sum(up) <= k else [int(share) for share in shares]
 
     def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
         if not xs:
             return []
-        count = torch.stack([torch.count_nonzero(x).to(xs[0].device) for x in xs]).sum()
-        outside = count > self.budget(sum(x.numel() for x in xs))
+        groupings = self._groupings(xs)
+        counts = _counts(groupings, xs)
+        used = [
+            torch.count_nonzero(x if of_x is None else of_x.nonzero(x)).to(xs[0].device).clamp_min(least)
+            for x, of_x, least in zip(xs, groupings, self.floors(counts), strict=True)
+        ]
+        outside = torch.stack(used).sum() > self.budget(_sum(counts, xs[0].device))
         return [torch.zeros_like(outside, dtype=torch.float64).masked_fill(outside, inf)]
 
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
-        n = sum(x.numel() for x in xs)
+        if not xs:
+            return []
+        groupings = self._groupings(xs)
+        counts = _counts(groupings, xs)
+        n = _sum(counts, xs[0].device)
         k = self.budget(n)
-        if k >= n:
-            return [x.clone() for x in xs]
-        if k == 0:
-            return [torch.zeros_like(x) for x in xs]
-        sizes = torch.cat([x.abs().flatten().to(xs[0].device) for x in xs])
-        least = torch.topk(sizes, k, sorted=False).values.min()
-        above, ties = sizes > least, sizes == least
-        # topk breaks ties as it likes: keep what is above the k-th size, and the first of its equals.
-        drop = (sizes < least) | (ties & (ties.cumsum(0) > k - above.sum()))
-        parts = torch.split_with_sizes(drop, [x.numel() for x in xs])
-        return [like(x.masked_fill(part.view(x.shape).to(x.device), 0.0), x) for part, x in zip(parts, xs, strict=True)]
+        if isinstance(k, int) and isinstance(n, int):
+            if k >= n:
+                return [x.clone() for x in xs]
+            if k == 0:
+                return [torch.zeros_like(x) for x in xs]
+        plain = _one_for_all(steps)
+        scores = [
+            _scores(wide(x), None if plain else step, of_x).to(xs[0].device)
+            for x, step, of_x in zip(xs, steps, groupings, strict=True)
+        ]
+        keep = _keep(scores, self.floors(counts), k)
+        return [
+            like(torch.where(_entries(part.to(x.device), of_x, x), x, 0.0), x)
+            for part, of_x, x in zip(torch.split(keep, [len(s) for s in scores]), groupings, xs, strict=True)
+        ]
+
+    def _groupings(self, xs: Sequence[Tensor]) -> list[Grouping | None]:
+        return [None if self.groups is None else grouping(self, self.groups, x) for x in xs]
+
+
+def _counts(groupings: Sequence[Grouping | None], xs: Sequence[Tensor]) -> list[int | Tensor]:
+    return [x.numel() if of_x is None else of_x.count for x, of_x in zip(xs, groupings, strict=True)]
+
+
+def _sum(counts: Sequence[int | Tensor], device: torch.device) -> int | Tensor:
+    return sum(c.to(device) if isinstance(c, Tensor) else c for c in counts)
+
+
+def _one_for_all(steps: Sequence[Step]) -> bool:
+    """Whether all entries have one step, as far as can be told without looking."""
+    first = steps[0]
+    if isinstance(first, Tensor):
+        return first.dim() == 0 and all(step is first for step in steps)
+    return all(isinstance(step, float) and step == first for step in steps)
+
+
+def _scores(x: Tensor, step: Step | None, groups: Grouping | None) -> Tensor:
+    """|x| / sqrt(step) of every entry or group as a vector; without a step, |x|. Never a square of x alone."""
+    if step is not None:
+        x = x / (wide(step) if isinstance(step, Tensor) else step) ** 0.5
+    if groups is None:
+        return x.abs().flatten()
+    norms = groups.norm(x).flatten().abs()  # of a NaN too, whose sign the root may have set
+    if isinstance(groups.count, int):
+        return norms
+    return torch.where(torch.arange(len(norms), device=x.device) < groups.count, norms, -1.0)  # not in use
+
+
+def _keep(scores: Sequence[Tensor], floors: Sequence[int], k: int | Tensor) -> Tensor:
+    """The largest `floors` of each vector, and the largest of all others, k in all."""
+    together = torch.cat(list(scores))
+    if not any(floors):
+        return largest(together, k)
+    own = largest_of_each(scores, floors)
+    return own | largest(together.masked_fill(own, -1.0), k - sum(floors))
+
+
+def _entries(keep: Tensor, groups: Grouping | None, x: Tensor) -> Tensor:
+    """What is kept, entry by entry."""
+    return keep.view(x.shape) if groups is None else groups.spread(keep)

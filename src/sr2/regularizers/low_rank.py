@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .base import Regularizer, Step, as_matrix, check_integer, check_number
+from .budget import Budget, below
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Nuclear(Regularizer):
     """R(x) = lam * sum of the singular values of the matrix (shape[0], -1).
 
     prox: soft thresholding of the singular values by t = lam * step, in float64. At a singular value equal to
-    t it becomes 0.
+    t it becomes 0. The step is one number per tensor: in a diagonal metric there is no closed form.
 
     >>> Nuclear(1.0).prox(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 1.0)
     tensor([[2., 0.],
@@ -42,11 +43,11 @@ class Nuclear(Regularizer):
 
 
 @dataclass(frozen=True)
-class Rank(Regularizer):
+class Rank(Budget):
     """R(x) = 0 where the matrix (shape[0], -1) has rank at most r, else +inf.
 
-    prox: the r largest singular values are kept, in float64, whatever the step; of equal ones the first as
-    the decomposition orders them.
+    prox: the r largest singular values are kept, in float64, whatever the step, which is one number per tensor; of
+    equal ones the first as the decomposition orders them.
 
     A matrix of rank r no longer has it once its entries are rounded to their dtype: rounding moves the
     singular values by up to eps(dtype) / 2 * |x|_F. Those up to eps(dtype) * |x|_F (or, where that is more,
@@ -67,7 +68,8 @@ class Rank(Regularizer):
         matrix = as_matrix(x).double()
         s = torch.linalg.svdvals(matrix)
         relative = max(torch.finfo(x.dtype).eps, max(matrix.shape) * torch.finfo(torch.float64).eps)
-        outside = s[self.r :] > relative * torch.linalg.vector_norm(s)
+        within = below(len(s), self._now(min(self.r, len(s)), len(s)), x.device)
+        outside = ~within & (s > relative * torch.linalg.vector_norm(s))
         return torch.zeros_like(outside, dtype=torch.float64).masked_fill(outside, inf)
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
@@ -75,5 +77,9 @@ class Rank(Regularizer):
         if self.r >= min(matrix.shape):
             return x.clone()  # the factors would give it back rounded
         u, s, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
-        z: Tensor = (u[:, : self.r] * s[: self.r]) @ vh[: self.r]
-        return z.view(x.shape).to(x.dtype)
+        if self._share is None:
+            z: Tensor = (u[:, : self.r] * s[: self.r]) @ vh[: self.r]
+            return z.view(x.shape).to(x.dtype)
+        now = self._now(self.r, len(s))
+        z = (u * torch.where(below(len(s), now, x.device), s, 0.0)) @ vh
+        return torch.where(torch.as_tensor(now >= len(s)), x, z.view(x.shape).to(x.dtype))

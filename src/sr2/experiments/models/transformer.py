@@ -22,6 +22,7 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.heads = HEADS  # of its own: `sr2 shrink` may leave fewer
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH)
@@ -30,10 +31,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, later: Tensor) -> Tensor:
         n, length, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(n, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(self.norm1(x)).view(n, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         mixed = scores.masked_fill(later, -math.inf).softmax(-1) @ v
-        x = x + self.out(mixed.transpose(1, 2).reshape(n, length, WIDTH))
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
         out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
         return out
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..run.config import RunConfig
+from ..run.export import figure_cells
 from ..run.files import named_errors, write_file
 from ..run.registry import printed
 from ..run.store import RunRecord
@@ -73,6 +74,7 @@ def render(
     """The page as text. Whatever comes from a run is escaped."""
     certificates = _certificates(records)
     sections = {"Results": _results(shown), "Figures": _figures(drawn), "Runs": _runs(records)}
+    sections |= {"Exports": _exports(records)}
     sections |= {"Certificates": certificates} if certificates else {}
     sections = {name: text for name, text in sections.items() if text}
     parts = {
@@ -223,6 +225,23 @@ def command(config: RunConfig) -> str:
         else:
             words += [flag, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return shlex.join(words)
+
+
+def _exports(records: Sequence[RunRecord]) -> str:
+    """What `sr2 shrink` and `sr2 export` have measured."""
+    out = []
+    for record in records:
+        for row in (record.export or {"rows": []})["rows"]:
+            name = f"{printed(record.config.optimizer)} {penalty(record.config)} seed {record.config.seed}"
+            title = f"{name}: {row['format']}, batch {row['batch']}, {row['device']}, {row['file']}"
+            heads = "".join(f"<th{_NUMBER if head else ''}>{head}</th>" for head in ("", "before", "after", "ratio"))
+            lines = "".join(
+                f"<tr><td>{_text(first)}</td>{''.join(f'<td{_NUMBER}>{_text(cell)}</td>' for cell in rest)}</tr>"
+                for first, *rest in figure_cells(row, record)
+            )
+            table = f"<caption>{_text(title)}</caption><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody>"
+            out.append(f"{_BOX}<table>{table}</table>{_END}")
+    return "".join(out)
 
 
 def _certificates(records: Sequence[RunRecord]) -> str:

@@ -55,6 +55,13 @@ def sweep_kind(score: str) -> Kind:
     return {"rows": [dict.fromkeys(("alpha", "sparsity_pct", score, f"{score}_recalibrated"), _NUMBER)]}
 
 
+def export_kind(score: str) -> Kind:
+    """Of export.json."""
+    pair = {"before": _NUMBER, "after": _NUMBER}
+    pairs = dict.fromkeys(("bytes", "parameters", "macs", "milliseconds", score), pair)
+    return {"rows": [{"format": str, "file": str, "device": str, "batch": int, **pairs}]}
+
+
 def _check(path: Path, value: object, kind: Any) -> Any:
     """The value, if it is what a run writes there."""
 
@@ -97,5 +104,7 @@ def way_out(path: Path) -> str:
     """How a file of a run that cannot be read is written anew; a finished run would be skipped."""
     if path.name == "prune.json":
         return f"delete it, and run sr2 prune {path.parent}"
+    if path.name == "export.json":
+        return f"delete it, and run sr2 export {path.parent}"
     skipped = path.name != "result.json" and path.with_name("result.json").exists()
     return f"delete it{' and result.json beside it' if skipped else ''}, and run the same training again"

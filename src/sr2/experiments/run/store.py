@@ -1,8 +1,9 @@
 """The only disk access of a run: its folder, its checkpoints, what is read back.
 
 `<runs>/<key>/` holds config.json, env.json, metrics.jsonl (a line per epoch), checkpoint.pt and checkpoint.previous.pt,
-and, of a finished run, weights.safetensors, prune.json and result.json. Every file is whole at any moment: it is
-written beside its place and renamed. The checkpoint is the truth: metrics.jsonl is rewritten from it on resume.
+and, of a finished run, weights.safetensors, prune.json and result.json; of an exported one, export.json. Every file is
+whole at any moment: it is written beside its place and renamed. The checkpoint is the truth: metrics.jsonl is rewritten
+from it on resume.
 """
 
 from __future__ import annotations
@@ -29,7 +30,18 @@ from ..names import check_known
 from ..tasks import Score
 from .config import RunConfig
 from .environment import environment
-from .files import ENV, named_errors, read_json, read_lines, result_kind, row_kind, sweep_kind, way_out, write_file
+from .files import (
+    ENV,
+    export_kind,
+    named_errors,
+    read_json,
+    read_lines,
+    result_kind,
+    row_kind,
+    sweep_kind,
+    way_out,
+    write_file,
+)
 from .registry import REGULARIZERS
 from .view import modern
 
@@ -49,6 +61,7 @@ class RunRecord:
     metrics: list[dict[str, Any]]
     result: dict[str, Any] | None
     prune: dict[str, Any] | None
+    export: dict[str, Any] | None = None
 
     @property
     def score(self) -> Score:
@@ -96,6 +109,7 @@ def read_run(folder: Path) -> RunRecord:
         read_lines(folder / "metrics.jsonl", row_kind(score), modern_row),
         read_json(folder / "result.json", None, result_kind(score)),
         read_json(folder / "prune.json", None, sweep_kind(score)),
+        read_json(folder / "export.json", None, export_kind(score)),
     )
 
 
@@ -250,6 +264,10 @@ class RunStore:
     def write_prune(self, sweep: dict[str, Any]) -> None:
         """The pruning sweep."""
         self._write_json("prune.json", sweep)
+
+    def write_export(self, found: dict[str, Any]) -> None:
+        """What the zeros bought, one row per format."""
+        self._write_json("export.json", found)
 
     def write_certificate(self, found: dict[str, Any]) -> Path:
         """The certificate of stationarity; returns its file."""

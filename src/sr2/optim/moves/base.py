@@ -2,7 +2,7 @@
 
     s = argmin_s  v's + s'Ds / 2 + R(x + s),        x + s = prox_{R/D}(x - v / D)
 
-`steps` holds 1/D: one number for all entries, or one tensor of steps per tensor where R is separable. A way of moving
+`steps` holds 1/D: one number for all entries, or one tensor of steps per tensor where R is diagonal. A way of moving
 keeps x before it writes it, and notes that it has: an interrupt at any point can be undone.
 """
 
@@ -99,23 +99,30 @@ def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
 class Proposal:
     """One group's tensors during a step: x, g, v, the step sizes, and the states to come.
 
-    v is g until `turn` is called; a fused move takes the average in its own kernel instead.
+    `turn` makes v and the steps; a fused move does both in its own kernel instead.
     """
 
     regularizer: Regularizer
     xs: list[Tensor]
     gs: list[Tensor]
-    diagonal: list[Tensor] | None
-    """D of the metric; None is the identity."""
+    step: Step
+    """1 / sigma, or a learning rate."""
+    metric: Metric | None
     direction: Direction | None
     states: list[State]
-    news: list[State]
-    steps: Sequence[Step] = ()
+    news: list[State] = field(default_factory=list)
+    """What momentum and metric will remember."""
     vs: list[Tensor] = field(default_factory=list)
+    steps: Sequence[Step] = ()
+    """1 / D: `step` over the metric's diagonal."""
 
     @staticmethod
     def of(
-        group: Mapping[str, Any], states: Mapping[Any, State], metric: Metric | None, direction: Direction | None
+        group: Mapping[str, Any],
+        states: Mapping[Any, State],
+        step: Step,
+        metric: Metric | None,
+        direction: Direction | None,
     ) -> Proposal | None:
         """The tensors of one group that take part in this step, None if there are none.
 
@@ -129,15 +136,14 @@ class Proposal:
         gs = [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
         if any(g.layout != torch.strided for g in gs):
             raise ValueError(NO_SPARSE)
-        own = [states[x] for x in xs]
-        diagonal: list[Tensor] | None = None
-        news: list[State] = [{} for _ in xs]
-        if metric is not None:
-            diagonal, news = metric.update(xs, gs, own)
-        return Proposal(regularizer, xs, gs, diagonal, direction, own, news, vs=gs)
+        return Proposal(regularizer, xs, gs, step, metric, direction, [states[x] for x in xs])
 
     def turn(self) -> None:
-        """v <- the direction for these gradients, with the states that it remembers."""
+        """v and the steps for these gradients, with the states that direction and metric remember."""
+        self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
+        if self.metric is not None:
+            D, self.news = self.metric.update(self.xs, self.gs, self.states)
+            self.steps = [self.step / d for d in D]
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
             self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
@@ -240,7 +246,7 @@ class ByGroup:
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
-            if outcome.sound:
+            if outcome.learns:
                 self.commit(None)
             if not outcome.accepted:
                 self.put_back()
@@ -248,7 +254,7 @@ class ByGroup:
         for p, kept in zip(self.proposals, self.kept, strict=True):
             for x, old in zip(p.xs, kept, strict=True):
                 x.copy_(torch.where(outcome.accepted, x, old))  # a choice, so that no NaN leaks
-        self.commit(outcome.sound)
+        self.commit(outcome.learns)
 
     def commit(self, sound: Tensor | None) -> None:
         for p in self.proposals:

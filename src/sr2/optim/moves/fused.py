@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...numerics import capturing
+from ..parts.metrics import State
 from ..parts.rules import Constants, Rounding
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
@@ -49,18 +50,18 @@ class FusedMove:
         self.proposals: Sequence[Proposal] = ()
         self._capturable = capturable
         self._layout: tuple[Any, ...] = ()
-        self._next_ms: list[Tensor] = []
+        self._moments: list[Moment] = []
         self._ratio: FusedRatio | None = None
 
     @staticmethod
     def fits(proposals: Sequence[Proposal]) -> bool:
-        """Whether the kernel knows these groups: float32 on one CUDA device, dense, known coefficients, no metric, and
-        no direction but an average."""
+        """Whether the kernel knows these groups: float32 on one CUDA device, dense, known coefficients, and no metric
+        or direction but Adam's."""
         if not proposals or not proposals[0].xs[0].is_cuda or kernels() is None:
             return False
         device = proposals[0].xs[0].device
         return all(
-            p.diagonal is None
+            (p.metric is None or p.metric.adam is not None)
             and (p.direction is None or p.direction.beta is not None)
             and p.regularizer.coefficients is not None
             and all(
@@ -73,40 +74,24 @@ class FusedMove:
     def use(self, proposals: Sequence[Proposal]) -> None:
         """Take this step's groups; tables are made anew only where the tensors have changed."""
         self.proposals = proposals
-        direction = proposals[0].direction  # one for all
+        direction, metric = proposals[0].direction, proposals[0].metric  # one for all
         self.momentum = 0.0 if direction is None else direction.beta or 0.0
+        self.adam = None if metric is None else metric.adam
         self._moved = False
         self._xs = [x for p in proposals for x in p.xs]
         # A gradient has its parameter's strides, as autograd promises; one that has not is laid out anew.
         self._gs = [_laid_like(g, x) for p in proposals for x, g in zip(p.xs, p.gs, strict=True)]
         self._states = [state for p in proposals for state in p.states]
-        layout = (bool(self.momentum), *((x.data_ptr(), x.numel(), x.stride()) for x in self._xs))
+        layout = (self.momentum, self.adam, *((x.data_ptr(), x.numel(), x.stride()) for x in self._xs))
         if layout != self._layout:
             self._lay_out(layout)
-        if self.momentum:
-            self._find_averages()
-
-    def _find_averages(self) -> None:
-        """m_{t-1} from the states, zero at first, laid out as x; and the weights of m_t."""
-        for x, state in zip(self._xs, self._states, strict=True):
-            if "momentum" not in state:
-                if capturing():
-                    raise RuntimeError(NEEDS_A_STEP)
-                state["momentum"], state["momentum_weight"] = torch.zeros_like(x), 0.0
-            elif not _alike(state["momentum"], x):
-                state["momentum"] = torch.empty_like(x).copy_(state["momentum"])
-        self._ms = [state["momentum"] for state in self._states]
-        weights, device = [state["momentum_weight"] for state in self._states], self._xs[0].device
-        if any(isinstance(w, Tensor) for w in weights):
-            self._old_weights = torch.stack([torch.as_tensor(w, dtype=_F64, device=device) for w in weights])
-        else:
-            self._old_weights = torch.tensor(weights, dtype=_F64, device="cpu").to(device, non_blocking=True)
-        self._new_weights = self.momentum * self._old_weights + (1 - self.momentum)
+        for moment in self._moments:
+            moment.find(self._xs, self._states)
 
     def to_trial(self) -> Model:
-        device, step = self._xs[0].device, self.proposals[0].steps[0]  # one for all
+        device, step = self._xs[0].device, self.proposals[0].step  # one for all
         step = step if isinstance(step, Tensor) else torch.full((), step, dtype=_F64, device=device)
-        rows = (self._xs, self._gs, self._kept, *((self._ms, self._next_ms) if self.momentum else ()))
+        rows = [self._xs, self._gs, self._kept, *(row for m in self._moments for row in (m.olds, m.nexts))]
         pointers = [tuple(t.data_ptr() for t in ts) for ts in rows]
         self._pointers = self._table("pointers", pointers, torch.int64)
         weights = [p.regularizer.coefficients for p in self.proposals for _ in p.xs]
@@ -119,11 +104,15 @@ class FusedMove:
             self._chunk_start,
             step,
             self._partial,
-            self._new_weights if self.momentum else self._weights,  # not read without momentum
+            self._weights_of("momentum"),
+            self._weights_of("square"),
             1 - self.momentum,
+            1 - self.adam[0] if self.adam else 0.0,
+            self.adam[1] if self.adam else 0.0,
             len(self._xs),
             self._chunks,
             MOMENTUM=bool(self.momentum),
+            METRIC=self.adam is not None,
             CHUNK=CHUNK,
             BLOCK=BLOCK,
             num_warps=WARPS,
@@ -131,8 +120,12 @@ class FusedMove:
         )
         self._moved = True
         self.sums = self._partial.sum(dim=1)
-        vs, dR, ss = self.sums[:3].unbind()
-        return Model(vs, dR, ss, ss / step)
+        vs, dR, ss, _, _, sBs = self.sums.unbind()
+        return Model(vs, dR, ss, sBs)
+
+    def _weights_of(self, name: str) -> Tensor:
+        """1 - beta^t of an average; where there is none, the kernel does not read it."""
+        return next((m.new_weights for m in self._moments if m.name == name), self._weights)
 
     def noise(self) -> Tensor | None:
         return self.sums[4] if self.momentum else None
@@ -162,31 +155,21 @@ class FusedMove:
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
-            if outcome.sound:
+            if outcome.learns:
                 self.commit(None)
             if not outcome.accepted:
                 self.put_back()
             return
         self._copy_if(outcome.accepted, wanted=0, target=0, source=2)
-        self.commit(outcome.sound)
+        self.commit(outcome.learns)
 
     def commit(self, sound: Tensor | None) -> None:
-        if not self.momentum:
-            return
-        if sound is None:  # the two buffers change places
-            for state, new in zip(self._states, self._next_ms, strict=True):
-                state["momentum"] = new
-                state["momentum_weight"] = self.momentum * state["momentum_weight"] + (1 - self.momentum)
-            self._next_ms = self._ms
-            return
-        self._copy_if(sound, wanted=1, target=3, source=4)
-        weights = torch.where(sound, self._new_weights, self._old_weights).unbind()
-        for state, weight in zip(self._states, weights, strict=True):
-            if not isinstance(state["momentum_weight"], Tensor):
-                if capturing():
-                    raise RuntimeError(NEEDS_A_STEP)
-                state["momentum_weight"] = torch.empty_like(weight)
-        torch._foreach_copy_([state["momentum_weight"] for state in self._states], weights)
+        for number, moment in enumerate(self._moments):
+            if sound is None:
+                moment.take(self._states)
+            else:
+                self._copy_if(sound, wanted=1, target=3 + 2 * number, source=4 + 2 * number)
+                moment.take_if(sound, self._states)
 
     def _copy_if(self, flag: Tensor, *, wanted: int, target: int, source: int) -> None:
         kernels().copy_if[(self._chunks,)](
@@ -211,7 +194,8 @@ class FusedMove:
         self._hosts: list[Tensor] = []
         device = self._xs[0].device
         self._kept = [torch.empty_like(x) for x in self._xs]
-        self._next_ms = [torch.empty_like(x) for x in self._xs] if self.momentum else []
+        given = (("momentum", self.momentum), ("square", self.adam[0] if self.adam else 0.0))
+        self._moments = [Moment(name, beta, self._xs) for name, beta in given if beta]
         sizes = [x.numel() for x in self._xs]
         counts = [-(-n // CHUNK) for n in sizes]
         self._chunks = sum(counts)
@@ -220,7 +204,7 @@ class FusedMove:
         self._sizes = torch.tensor(sizes, device=device)
         self._chunk_tensor = torch.tensor(numbers, dtype=torch.int32, device=device)
         self._chunk_start = torch.tensor(starts, device=device)
-        self._partial = torch.empty(5 if self.momentum else 4, self._chunks, dtype=torch.float64, device=device)
+        self._partial = torch.empty(6, self._chunks, dtype=torch.float64, device=device)
 
     def _table(self, name: str, rows: Any, dtype: torch.dtype) -> Tensor:
         """Host numbers on the device, without waiting for it."""
@@ -233,6 +217,55 @@ class FusedMove:
             return self._hosts[-1].to(self._xs[0].device, non_blocking=True)
         self._tables[name] = (rows, host.to(self._xs[0].device, non_blocking=True))
         return self._tables[name][1]
+
+
+class Moment:
+    """A bias-corrected average that the kernel moves on: of the gradients, or of their squares.
+
+    Args:
+        name: under which a parameter's state has it, with its weight beside it.
+        beta: the weight of the past.
+        xs: the parameters, for buffers of their layout.
+    """
+
+    def __init__(self, name: str, beta: float, xs: Sequence[Tensor]) -> None:
+        self.name, self._beta = name, beta
+        self.nexts = [torch.empty_like(x) for x in xs]
+
+    def find(self, xs: Sequence[Tensor], states: Sequence[State]) -> None:
+        """The averages so far, zero at first, laid out as x; and the weights of the next ones."""
+        name, weight = self.name, f"{self.name}_weight"
+        for x, state in zip(xs, states, strict=True):
+            if name not in state:
+                if capturing():
+                    raise RuntimeError(NEEDS_A_STEP)
+                state[name], state[weight] = torch.zeros_like(x), 0.0
+            elif not _alike(state[name], x):
+                state[name] = torch.empty_like(x).copy_(state[name])
+        self.olds = [state[name] for state in states]
+        weights, device = [state[weight] for state in states], xs[0].device
+        if any(isinstance(w, Tensor) for w in weights):
+            self._old_weights = torch.stack([torch.as_tensor(w, dtype=_F64, device=device) for w in weights])
+        else:
+            self._old_weights = torch.tensor(weights, dtype=_F64, device="cpu").to(device, non_blocking=True)
+        self.new_weights = self._beta * self._old_weights + (1 - self._beta)
+
+    def take(self, states: Sequence[State]) -> None:
+        """The next averages replace the old: the two buffers change places."""
+        for state, new in zip(states, self.nexts, strict=True):
+            state[self.name] = new
+            state[f"{self.name}_weight"] = self._beta * state[f"{self.name}_weight"] + (1 - self._beta)
+        self.nexts = self.olds
+
+    def take_if(self, sound: Tensor, states: Sequence[State]) -> None:
+        """Their weights likewise where `sound`, in place; the kernel has copied the averages."""
+        weights = torch.where(sound, self.new_weights, self._old_weights).unbind()
+        for state, weight in zip(states, weights, strict=True):
+            if not isinstance(state[f"{self.name}_weight"], Tensor):
+                if capturing():
+                    raise RuntimeError(NEEDS_A_STEP)
+                state[f"{self.name}_weight"] = torch.empty_like(weight)
+        torch._foreach_copy_([state[f"{self.name}_weight"] for state in states], weights)
 
 
 class FusedRatio:
@@ -269,7 +302,7 @@ class FusedRatio:
             enable_fp_fusion=False,
             num_warps=1,
         )
-        return Outcome(self._accepted, self._null, self._sound, state.figures.rho, state.sigma, None, {})
+        return Outcome(self._accepted, self._null, self._sound, self._sound, state.figures.rho, state.sigma, None, {})
 
 
 def _dense(x: Tensor) -> bool:

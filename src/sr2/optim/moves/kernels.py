@@ -7,22 +7,29 @@ import triton.language as tl
 
 @triton.jit
 def move(
-    pointers,  # int64 (3 or 5, T): addresses of x, g, the kept x, and with MOMENTUM of m and the next m
+    pointers,  # int64 (3 to 7, T): addresses of x, g, the kept x, with MOMENTUM of m and the next m, with METRIC of q's
     weights,  # float64 (T, 3): a, b, c of R = a |x|_1 + b |x|_0 + c |x|^2 / 2
     sizes,  # int64 (T)
     chunk_tensor,  # int32: whose chunk a program takes
     chunk_start,  # int64: where it starts
     step_pointer,  # float64: 1 / sigma
-    partial,  # float64 (4 or 5, chunks): v's, R(x) - R(x + s), |s|^2, how many v are not finite, (g - v)'s
-    average_weights,  # float64 (T): 1 - beta^t, by which m is too small
-    newest,  # float32: 1 - beta
+    partial,  # float64 (6, chunks): v's, R(x) - R(x + s), |s|^2, how many v are not finite, (g - v)'s, s'Bs
+    m_weights,  # float64 (T): 1 - beta^t, by which m is too small
+    q_weights,  # float64 (T): the same of q
+    m_newest,  # float32: 1 - beta
+    q_newest,  # float32: 1 - beta of the metric
+    eps,  # float32: of the metric
     tensors,
     chunks,
     MOMENTUM: tl.constexpr,
+    METRIC: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """kept <- x,  x <- prox_{step R}(x - step v),  v = g, or m / (1 - beta^t) with next m = m + (1 - beta) (g - m)."""
+    """kept <- x,  x <- prox_{step R}(x - step v),  v = g, or m / (1 - beta^t) with next m = m + (1 - beta) (g - m).
+
+    With METRIC the step is step / D, D = sqrt(q / (1 - beta^t)) + eps as in Adam, next q = q + (1 - beta) (g^2 - q).
+    """
     program = tl.program_id(0)
     i = tl.load(chunk_tensor + program)
     start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
@@ -32,7 +39,13 @@ def move(
     if MOMENTUM:
         m_pointer = tl.multiple_of(tl.load(pointers + 3 * tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
         next_pointer = tl.multiple_of(tl.load(pointers + 4 * tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
-        average_weight = tl.load(average_weights + i).to(tl.float32)
+        m_weight = tl.load(m_weights + i).to(tl.float32)
+    if METRIC:
+        Q: tl.constexpr = 5 if MOMENTUM else 3
+        q_pointer = tl.multiple_of(tl.load(pointers + Q * tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+        next_q = tl.load(pointers + (Q + 1) * tensors + i).to(tl.pointer_type(tl.float32))
+        next_q_pointer = tl.multiple_of(next_q, 16) + start
+        q_weight = tl.load(q_weights + i).to(tl.float32)
     a = tl.load(weights + 3 * i)
     b = tl.load(weights + 3 * i + 1)
     c = tl.load(weights + 3 * i + 2)
@@ -40,9 +53,9 @@ def move(
     left = tl.minimum(tl.load(sizes + i) - start, CHUNK).to(tl.int32)
 
     # z = argmin a|z| + b [z != 0] + c z^2 / 2 + (z - u)^2 / (2 step): shrink, then keep or drop.
-    shrink = (a * step).to(tl.float32)
-    scale = (1.0 + c * step).to(tl.float32)
-    drop = tl.sqrt(2.0 * b * step / (1.0 + c * step)).to(tl.float32)
+    all_shrink = (a * step).to(tl.float32)
+    all_scale = (1.0 + c * step).to(tl.float32)
+    all_drop = tl.sqrt(2.0 * b * step / (1.0 + c * step)).to(tl.float32)
     short = step.to(tl.float32)
     vs = tl.zeros((BLOCK,), dtype=tl.float64)
     size = tl.zeros((BLOCK,), dtype=tl.float64)  # sum of |x| - |z|
@@ -51,18 +64,29 @@ def move(
     ss = tl.zeros((BLOCK,), dtype=tl.float64)
     broken = tl.zeros((BLOCK,), dtype=tl.int32)
     noise = tl.zeros((BLOCK,), dtype=tl.float64)
+    sBs = tl.zeros((BLOCK,), dtype=tl.float64)
     for first in range(0, left, BLOCK):
         entry = first + tl.arange(0, BLOCK)
         inside = entry < left
         x = tl.load(x_pointer + entry, mask=inside, other=0.0)
         g = tl.load(g_pointer + entry, mask=inside, other=0.0)
         v = g
+        length, shrink, scale, drop = short, all_shrink, all_scale, all_drop
         if MOMENTUM:
             m = tl.load(m_pointer + entry, mask=inside, other=0.0)
-            m = tl.where(newest < 0.5, m + newest * (g - m), g - (g - m) * (1.0 - newest))  # as torch.lerp
+            m = tl.where(m_newest < 0.5, m + m_newest * (g - m), g - (g - m) * (1.0 - m_newest))  # as torch.lerp
             tl.store(next_pointer + entry, m, mask=inside)
-            v = tl.div_rn(m, average_weight)
-        u = x - short * v
+            v = tl.div_rn(m, m_weight)
+        if METRIC:
+            q = tl.load(q_pointer + entry, mask=inside, other=0.0)
+            q = tl.where(q_newest < 0.5, q + q_newest * (g * g - q), g * g - (g * g - q) * (1.0 - q_newest))
+            tl.store(next_q_pointer + entry, q, mask=inside)
+            D = tl.sqrt_rn(tl.div_rn(q, q_weight)) + eps
+            length = tl.div_rn(short, tl.where(inside, D, 1.0))
+            shrink = a.to(tl.float32) * length
+            scale = 1.0 + c.to(tl.float32) * length
+            drop = tl.sqrt_rn(tl.div_rn(2.0 * b.to(tl.float32) * length, scale))
+        u = x - length * v
         w = tl.div_rn(tl.abs(u) - shrink, scale)  # `/` would round to the nearest but one
         w = tl.where(w > drop, w, 0.0)
         z = tl.where(u < 0.0, -w, w)
@@ -71,6 +95,8 @@ def move(
         s = z.to(tl.float64) - x.to(tl.float64)
         vs += v.to(tl.float64) * s
         ss += s * s
+        if METRIC:
+            sBs += s * s / length.to(tl.float64)
         if MOMENTUM:
             noise += (g.to(tl.float64) - v.to(tl.float64)) * s
         broken += (v - v != 0.0).to(tl.int32)
@@ -82,8 +108,11 @@ def move(
     tl.store(partial + chunks + program, change)
     tl.store(partial + 2 * chunks + program, tl.sum(ss, axis=0))
     tl.store(partial + 3 * chunks + program, tl.sum(broken, axis=0).to(tl.float64))
-    if MOMENTUM:
-        tl.store(partial + 4 * chunks + program, tl.sum(noise, axis=0))
+    tl.store(partial + 4 * chunks + program, tl.sum(noise, axis=0))
+    if METRIC:
+        tl.store(partial + 5 * chunks + program, tl.sum(sBs, axis=0))
+    else:
+        tl.store(partial + 5 * chunks + program, tl.sum(ss, axis=0) / step)
 
 
 @triton.jit

@@ -14,6 +14,8 @@ from torch import Tensor
 from ...regularizers.base import check_number
 from .metrics import State
 
+__all__ = ["Averaging", "Polynomial"]
+
 NAME = "average"
 """Of the average in a parameter's state."""
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from ...regularizers.base import Step, check_number
 from .metrics import State, ema
 
+__all__ = ["Average", "Direction"]
+
 
 class Direction(ABC):
     """v from g."""

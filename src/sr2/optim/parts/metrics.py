@@ -17,11 +17,18 @@ from torch import Tensor
 
 from ...regularizers.base import check_number
 
+__all__ = ["AdaGrad", "Adam", "Andrei", "Metric", "RMSprop"]
+
 State = dict[str, Any]
 
 
 class Metric(ABC):
     """A nonnegative diagonal D_t. SR2 steps with sigma D_t, ProxGEN with D_t / lr, ProxSGD with D_t."""
+
+    @property
+    def adam(self) -> tuple[float, float] | None:
+        """(beta, eps) of a metric that is Adam's: the fused kernel runs only where they are declared."""
+        return None
 
     @abstractmethod
     def update(
@@ -43,6 +50,10 @@ class Adam(Metric):
     def __post_init__(self) -> None:
         check_number(self, "beta", self.beta, 0, 1)
         check_number(self, "eps", self.eps, 0)
+
+    @property
+    def adam(self) -> tuple[float, float] | None:
+        return (self.beta, self.eps) if self.beta else None
 
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]

@@ -24,13 +24,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ...regularizers.base import check_number
 from ..processes import mean_over
+
+__all__ = ["Constants", "Evidence", "Ratio", "Rule", "Verdict"]
 
 GAMMA3 = 0.8
 """The paper's, and the fastest that "auto" chooses."""
@@ -143,6 +144,9 @@ class Constants(NamedTuple):
 class Rule(ABC):
     """Accept? Next sigma? Null steps (s = 0) and batches that are not finite at x are not its question."""
 
+    forgets: ClassVar[bool] = False
+    """Whether momentum and metric forget the gradient of a batch whose step is rejected."""
+
     @abstractmethod
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         """The verdict on one step. Nothing is written: what a rule remembers goes into the verdict."""
@@ -230,61 +234,6 @@ class Ratio(Rule):
         higher = torch.where(finite, gamma1 * sigma, gamma2 * sigma)
         sigma = torch.where(very, gamma3 * sigma, torch.where(accepted, sigma, higher))
         return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
-
-
-@dataclass(frozen=True)
-class Follow(Rule):
-    r"""sigma follows the curvature: a running mean of c = sigma * curvature along s is kept, and sigma goes towards
-
-        c_mean / (2 (1 - aim)),
-
-    at which rho would be `aim` on the average, by a factor of at most exp(rate) per step. So sigma rises before steps
-    fail, and falls without waiting for a rho near 1. x moves if rho >= eta1; a rejected step raises sigma by gamma1.
-    Where the predicted decrease drowns in rounding, sigma stays.
-
-    >>> Follow(aim=0.7)
-    Follow(aim=0.7, rate=0.05, decay=0.95, eta1=0.001, gamma1=1.5)
-
-    Args:
-        aim: 0 < aim < 1, the ratio of actual to predicted decrease that is aimed at: the larger, the shorter the steps.
-        rate: the most that log sigma changes per accepted step.
-        decay: 0 <= decay < 1, the weight of the past in the running mean.
-        eta1: 0 < eta1 < aim, the ratio that accepts a step.
-        gamma1: the factor above 1 by which a rejection raises sigma.
-    """
-
-    aim: float = 0.7
-    rate: float = 0.05
-    decay: float = 0.95
-    eta1: float = 1e-3
-    gamma1: float = 1.5
-
-    def __post_init__(self) -> None:
-        check_number(self, "aim", self.aim, 0, 1, open_low=True)
-        check_number(self, "rate", self.rate, 0, open_low=True)
-        check_number(self, "decay", self.decay, 0, 1)
-        check_number(self, "eta1", self.eta1, 0, self.aim, open_low=True)
-        check_number(self, "gamma1", self.gamma1, 1, open_low=True)
-
-    def memory(self) -> dict[str, float]:
-        return {"curvature": 0.0, "seen": 0.0}
-
-    def judge(self, evidence: Evidence, state: Searched) -> Verdict:
-        sigma, finite, slack = state.sigma, evidence.finite, evidence.slack
-        actual, predicted = evidence.actual + slack, evidence.predicted + slack
-        usable = finite & (predicted > 0)
-        accepted = usable & (actual >= self.eta1 * predicted)
-        known = usable & (evidence.predicted > 2 * slack)  # else the difference is rounding
-        # One batch has one vote: what it says of the curvature is bounded.
-        latest = torch.where(known, evidence.curvature.clamp(-1.0, 4.0), 0.0) * sigma
-        seen = state.memory["seen"]
-        past = torch.clamp_max(seen / (seen + 1), self.decay)
-        mean = past * state.memory["curvature"] + (1 - past) * latest
-        target = mean.clamp_min(torch.finfo(mean.dtype).tiny) / (2 * (1 - self.aim))
-        change = (target / sigma).log().clamp(-self.rate, self.rate).exp()
-        sigma = torch.where(accepted, torch.where(known, change * sigma, sigma), self.gamma1 * sigma)
-        memory = {"curvature": torch.where(known, mean, state.memory["curvature"]), "seen": seen + known}
-        return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan), memory)
 
 
 def gamma3_for(R: float) -> float:

@@ -10,6 +10,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+__all__ = ["Cooldown", "Schedule"]
+
 COOLEST = 0.02
 """The share of its step length that a cooldown leaves. Were it to end at 0, a weight that a batch takes from zero in
 the last steps could not come back."""

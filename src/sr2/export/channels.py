@@ -1,0 +1,130 @@
+"""Which channels stay: those that reach the output through weights that are not zero. The rest is cut out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .index_map import IndexMap
+from .operations import LAYERS
+from .rebuild import refresh, set_tensor
+from .rules import Layer, Rules
+from .trace import Dimension, calls, leaves, run, trace
+from .values import FIXED, Value
+
+
+@dataclass
+class Plan:
+    """What to cut, before anything is changed."""
+
+    index: IndexMap = field(default_factory=IndexMap)
+    added: dict[str, Tensor] = field(default_factory=dict)
+    """What constant channels that go leave behind, bias by bias."""
+    channels: tuple[int, int] = (0, 0)
+    """Channels that layers put out, before and after."""
+    padded: int = 0
+    """Channels that are constants and stay: behind zero padding a constant is no bias."""
+
+
+def is_layer(module: nn.Module) -> bool:
+    return isinstance(module, LAYERS)
+
+
+def plan(model: nn.Module, example: tuple[Tensor, ...]) -> Plan:
+    """Liveness from the output backwards: the least set of channels that the output depends on, so a fixed point.
+
+    Args:
+        model: in evaluation mode and float64, on the CPU; only read.
+        example: inputs in float64, for their shapes.
+    """
+    if is_layer(model):  # its channels are its input and its output
+        return Plan()
+    graph, traced = trace(model, is_layer, example)
+    rules = Rules(traced, calls(graph))
+    with torch.no_grad():
+        for item in leaves(run(graph, traced, example, rules)):
+            if isinstance(item, Value):
+                rules.atoms.fix(item.atoms)
+    _fix_sizes(graph, rules)
+    needed = _needed(rules)
+
+    def stays(atoms: Tensor) -> Tensor:
+        return needed[rules.atoms.classes(atoms)]
+
+    made = Plan()
+    kept: dict[str, dict[int, Tensor]] = {}
+    for layer in rules.layers:
+        module: Any = model.get_submodule(layer.name)
+        left = _left_behind(layer, ~stays(layer.ins), module.weight)
+        if left.any():
+            made.added[f"{layer.name}.bias"] = left
+            if module.bias is None and not stays(layer.outs).all():
+                kept[f"{layer.name}.bias"] = {0: stays(layer.outs)}
+    for cut in rules.cuts:
+        if not stays(cut.atoms).all():
+            kept.setdefault(cut.tensor, {})[cut.axis] = stays(cut.atoms)
+    sizes = {name: int(stays(atoms).sum()) for name, atoms in rules.sizes.items() if not stays(atoms).all()}
+    new = tuple(name for name in made.added if dict(model.named_parameters()).get(name) is None)
+    made.index = IndexMap(kept, sizes, new)
+    before = sum(len(layer.outs) for layer in rules.layers)
+    made.channels = (before, sum(int(stays(layer.outs).sum()) for layer in rules.layers))
+    single = [layer for layer in rules.layers if not layer.grouped]
+    waiting = [layer.ins[layer.blocked & layer.reads[stays(layer.outs)].any(0)] for layer in single]
+    made.padded = len(set(rules.atoms.classes(torch.cat(waiting)).tolist())) if waiting else 0
+    return made
+
+
+def _needed(rules: Rules) -> Tensor:
+    """For every class whether it stays; every layer keeps one channel at least, since torch has no empty layers."""
+    needed = torch.zeros(len(rules.atoms.parent), dtype=torch.bool)
+    needed[FIXED] = True
+    layers = [(rules.atoms.classes(x.ins), rules.atoms.classes(x.outs), x) for x in reversed(rules.layers)]
+    before = -1
+    while before != (before := int(needed.sum())):
+        for ins, outs, layer in layers:
+            if not needed[outs].any():
+                needed[outs[0]] = True
+            if not layer.grouped:
+                needed[ins[layer.reads[needed[outs]].any(0)]] = True
+            if not needed[ins].any():
+                needed[ins[0]] = True
+    return needed
+
+
+def _left_behind(layer: Layer, gone: Tensor, weight: Tensor) -> Tensor:
+    """W c of the inputs that go and are a number c; groups go whole, with their outputs."""
+    if layer.grouped:
+        return torch.zeros(0)
+    c = torch.where(gone, layer.constants, 0.0).nan_to_num()
+    weight = weight.detach()
+    return (weight.flatten(2).sum(2) if weight.ndim > 2 else weight) @ c
+
+
+def _fix_sizes(graph: fx.Graph, rules: Rules) -> None:
+    """An attribute that is also used for something else than the size of that axis cannot change."""
+    used = Counter(item.name for node in graph.nodes for item in leaves((node.args, node.kwargs)) if _is_size(item))
+    for name, atoms in rules.sizes.items():
+        if used[name] != rules.size_uses[name]:
+            rules.atoms.fix(atoms)
+
+
+def _is_size(item: object) -> bool:
+    return isinstance(item, Dimension)
+
+
+def apply(made: Plan, model: nn.Module) -> None:
+    """Cut, in place."""
+    for name, left in made.added.items():
+        bias = model.get_submodule(name.removesuffix(".bias")).bias
+        set_tensor(model, name, left if bias is None else bias.detach() + left)  # type: ignore[operator]
+    for name, axes in made.index.kept.items():
+        owner, _, key = name.rpartition(".")
+        tensor = getattr(model.get_submodule(owner), key).detach()
+        for axis, kept in axes.items():
+            tensor = tensor.index_select(axis, kept.nonzero()[:, 0])
+        set_tensor(model, name, tensor)
+    refresh(model, made.index.sizes)

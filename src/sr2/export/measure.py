@@ -1,0 +1,114 @@
+"""Milliseconds, multiply-adds and bytes of a network, measured on this machine."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+Example = Tensor | Sequence[Tensor]
+"""The input of a network, or all of its inputs in order."""
+
+
+def inputs_of(example: Example) -> tuple[Tensor, ...]:
+    """The inputs in order; anything else is an error of one sentence."""
+    made = (example,) if isinstance(example, Tensor) else tuple(example)
+    for item in made:
+        if not isinstance(item, Tensor):
+            raise TypeError(f"example must be a tensor or a tuple of tensors as the model takes them, got {item!r}")
+    return made
+
+
+REPEATS = 9
+"""Timings of each thing; the median counts."""
+LEAST_SECONDS = 0.005
+"""What takes less is called several times per timing."""
+
+
+def milliseconds(*bodies: Callable[[], object]) -> list[float]:
+    """The median time of each, interleaved, so that what else the machine does meets all of them alike."""
+    counts = []
+    for body in bodies:
+        body()
+        start = time.perf_counter()
+        body()
+        _wait()
+        counts.append(min(200, max(1, math.ceil(LEAST_SECONDS / max(time.perf_counter() - start, 1e-7)))))
+    seconds: list[list[float]] = [[] for _ in bodies]
+    for _ in range(REPEATS):
+        for body, count, found in zip(bodies, counts, seconds, strict=True):
+            start = time.perf_counter()
+            for _ in range(count):
+                body()
+            _wait()
+            found.append((time.perf_counter() - start) / count)
+    return [1e3 * statistics.median(found) for found in seconds]
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def layer_inputs(model: nn.Module, layers: Mapping[str, nn.Module], example: Example) -> dict[str, Tensor]:
+    """What each layer is given in `model(example)`, in the order of the calls."""
+    given: dict[str, Tensor] = {}
+
+    def remember(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            given[name] = args[0].detach().clone()
+
+        return hook
+
+    hooks = [layer.register_forward_pre_hook(remember(name)) for name, layer in layers.items()]
+    try:
+        with torch.no_grad():
+            model(*inputs_of(example))
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return given
+
+
+def macs(model: nn.Module, example: Example) -> int:
+    """Multiply-adds of the linear and convolution layers, for these inputs.
+
+    >>> macs(nn.Conv2d(3, 8, 3, padding=1), torch.zeros(1, 3, 10, 10))
+    21600
+    """
+    total = 0
+
+    def count(module: nn.Module, _: Any, output: Tensor) -> None:
+        nonlocal total
+        weight: Any = module.weight
+        total += output.numel() * weight[0].numel()
+
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, _ConvNd))]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    try:
+        with torch.no_grad():
+            model(*inputs_of(example))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return total
+
+
+def parameters(model: nn.Module) -> int:
+    """Entries of all parameters, each once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns in line, the first to the left and the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = (
+        "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))) for r in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,56 @@
+"""Put tensors of other sizes into a module, and let its layers say what size they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+
+def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Replace a parameter or a buffer, or give a layer the bias that it did not have."""
+    owner_name, _, key = name.rpartition(".")
+    owner = model.get_submodule(owner_name)
+    if key in owner._buffers:
+        owner._buffers[key] = tensor
+        return
+    before = owner._parameters.get(key)
+    grad = before.requires_grad if before is not None else True
+    owner._parameters[key] = nn.Parameter(tensor, requires_grad=grad and tensor.is_floating_point())
+
+
+def set_module(model: nn.Module, name: str, layer: nn.Module) -> None:
+    """Replace the layer of that name."""
+    owner, _, key = name.rpartition(".")
+    setattr(model.get_submodule(owner), key, layer)
+
+
+def refresh(model: nn.Module, sizes: Mapping[str, int] | None = None) -> None:
+    """Every layer's own numbers (`in_channels`, `num_features`…) from its tensors; then the attributes in `sizes`."""
+    for layer in model.modules():
+        for key, value in _sizes(layer).items():
+            setattr(layer, key, value)
+    for name, size in (sizes or {}).items():
+        owner, _, key = name.rpartition(".")
+        setattr(model.get_submodule(owner), key, size)
+
+
+def _sizes(layer: nn.Module) -> dict[str, Any]:
+    weight = layer._parameters.get("weight")
+    if isinstance(layer, nn.Linear) and weight is not None:
+        return {"out_features": weight.shape[0], "in_features": weight.shape[1]}
+    if isinstance(layer, _ConvNd) and weight is not None and not layer.transposed:
+        # A group goes as a whole, and only the last one may lose filters: it is then a group no more.
+        groups = max(1, weight.shape[0] // (layer.out_channels // layer.groups)) if layer.groups > 1 else 1
+        return {"out_channels": weight.shape[0], "in_channels": groups * weight.shape[1], "groups": groups}
+    if isinstance(layer, nn.Embedding) and weight is not None:
+        return {"embedding_dim": weight.shape[1]}
+    if isinstance(layer, nn.PReLU) and weight is not None:
+        return {"num_parameters": weight.numel()}
+    if isinstance(layer, _NormBase):
+        tensor = weight if weight is not None else layer.running_mean
+        return {} if tensor is None else {"num_features": tensor.numel()}
+    return {}

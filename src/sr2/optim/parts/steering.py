@@ -1,0 +1,109 @@
+"""Rules beyond Algorithm 1's, for steps along an average of noisy gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ...regularizers.base import check_number
+from .rules import Evidence, Rule, Searched, Verdict
+
+__all__ = ["Follow", "Tolerant"]
+
+
+@dataclass(frozen=True)
+class Tolerant(Rule):
+    r"""Algorithm 1's rule for noisy steps along an average: a step may raise what it was judged on, within a bound.
+
+    x moves unless the objective rises by more than `rise` times the decrease that was predicted: rho >= -rise. sigma
+    becomes gamma3 sigma if rho >= eta2 and the predicted decrease is more than rounding, gamma1 sigma where x is put
+    back, and stays in between. Momentum and metric forget a batch whose step was rejected. With rise > 0 the theorems
+    about Algorithm 1 no longer hold.
+
+    >>> Tolerant()
+    Tolerant(rise=1.0, eta2=0.9, gamma1=1.5, gamma3=0.98)
+
+    Args:
+        rise: >= 0, the rise that is accepted, as a share of the predicted decrease.
+        eta2: 0 < eta2 < 1, the ratio that lowers sigma.
+        gamma1: the factor above 1 by which a rejection raises sigma.
+        gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
+    """
+
+    rise: float = 1.0
+    eta2: float = 0.9
+    gamma1: float = 1.5
+    gamma3: float = 0.98
+    forgets = True
+
+    def __post_init__(self) -> None:
+        check_number(self, "rise", self.rise, 0)
+        check_number(self, "eta2", self.eta2, 0, 1, open_low=True)
+        check_number(self, "gamma1", self.gamma1, 1, open_low=True)
+        check_number(self, "gamma3", self.gamma3, 0, 1.0000001, open_low=True)
+
+    def judge(self, evidence: Evidence, state: Searched) -> Verdict:
+        sigma, slack = state.sigma, evidence.slack
+        actual, predicted = evidence.actual + slack, evidence.predicted + slack
+        usable = evidence.finite & (predicted > 0)
+        accepted = usable & (actual >= -self.rise * predicted)
+        very = accepted & (actual >= self.eta2 * predicted) & (evidence.predicted > 2 * slack)
+        sigma = torch.where(very, self.gamma3 * sigma, torch.where(accepted, sigma, self.gamma1 * sigma))
+        return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
+
+
+@dataclass(frozen=True)
+class Follow(Rule):
+    r"""sigma follows the curvature: a running mean of c = sigma * curvature along s is kept, and sigma goes towards
+
+        c_mean / (2 (1 - aim)),
+
+    at which rho would be `aim` on the average, by a factor of at most exp(rate) per step. So sigma rises before steps
+    fail, and falls without waiting for a rho near 1. x moves if rho >= eta1; a rejected step raises sigma by gamma1.
+    Where the predicted decrease drowns in rounding, sigma stays.
+
+    >>> Follow(aim=0.7)
+    Follow(aim=0.7, rate=0.05, decay=0.95, eta1=0.001, gamma1=1.5)
+
+    Args:
+        aim: 0 < aim < 1, the ratio of actual to predicted decrease that is aimed at: the larger, the shorter the steps.
+        rate: the most that log sigma changes per accepted step.
+        decay: 0 <= decay < 1, the weight of the past in the running mean.
+        eta1: 0 < eta1 < aim, the ratio that accepts a step.
+        gamma1: the factor above 1 by which a rejection raises sigma.
+    """
+
+    aim: float = 0.7
+    rate: float = 0.05
+    decay: float = 0.95
+    eta1: float = 1e-3
+    gamma1: float = 1.5
+
+    def __post_init__(self) -> None:
+        check_number(self, "aim", self.aim, 0, 1, open_low=True)
+        check_number(self, "rate", self.rate, 0, open_low=True)
+        check_number(self, "decay", self.decay, 0, 1)
+        check_number(self, "eta1", self.eta1, 0, self.aim, open_low=True)
+        check_number(self, "gamma1", self.gamma1, 1, open_low=True)
+
+    def memory(self) -> dict[str, float]:
+        return {"curvature": 0.0, "seen": 0.0}
+
+    def judge(self, evidence: Evidence, state: Searched) -> Verdict:
+        sigma, finite, slack = state.sigma, evidence.finite, evidence.slack
+        actual, predicted = evidence.actual + slack, evidence.predicted + slack
+        usable = finite & (predicted > 0)
+        accepted = usable & (actual >= self.eta1 * predicted)
+        known = usable & (evidence.predicted > 2 * slack)  # else the difference is rounding
+        # One batch has one vote: what it says of the curvature is bounded.
+        latest = torch.where(known, evidence.curvature.clamp(-1.0, 4.0), 0.0) * sigma
+        seen = state.memory["seen"]
+        past = torch.clamp_max(seen / (seen + 1), self.decay)
+        mean = past * state.memory["curvature"] + (1 - past) * latest
+        target = mean.clamp_min(torch.finfo(mean.dtype).tiny) / (2 * (1 - self.aim))
+        change = (target / sigma).log().clamp(-self.rate, self.rate).exp()
+        sigma = torch.where(accepted, torch.where(known, change * sigma, sigma), self.gamma1 * sigma)
+        memory = {"curvature": torch.where(known, mean, state.memory["curvature"]), "seen": seen + known}
+        return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan), memory)

@@ -1,0 +1,87 @@
+"""to_onnx: what onnxruntime computes is what torch computes; smaller because shrunk."""
+
+import subprocess
+import sys
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from sr2.export import to_onnx
+from sr2.export.onnx import fold_batch_norm
+
+from .networks import Cumulative, Mobile, kill, randomize, unpadded
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """One export, looked at from several sides: the exporter is slow."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = kill(randomize(unpadded(), generator), 0.4, generator)
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    return model, path, to_onnx(model, torch.zeros(1, 3, 16, 16), path)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_onnxruntime_computes_the_same(exported, batch):
+    model, path, _ = exported
+    x = torch.randn(batch, 3, 16, 16)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), model(x).detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_shrunk_and_folded(exported):
+    model, path, report = exported
+    proto = onnx.load(path)
+    onnx.checker.check_model(proto)
+    assert "BatchNormalization" not in {node.op_type for node in proto.graph.node}
+    entries = sum(torch.tensor(item.dims).prod().item() for item in proto.graph.initializer)
+    assert entries < 0.6 * sum(p.numel() for p in model.parameters())
+    assert report.shrunk
+    assert report.error < 1e-5
+    assert report.bytes == path.stat().st_size
+
+
+def test_a_network_that_cannot_be_shrunk_is_exported_whole(tmp_path):
+    model = Cumulative()
+    report = to_onnx(model, torch.zeros(2, 4), tmp_path / "model.onnx")
+    assert not report.shrunk
+    assert report.error < 1e-5
+
+
+@pytest.mark.parametrize("make", [unpadded, Mobile])
+def test_batch_norm_is_folded(make):
+    model = randomize(make(), torch.Generator().manual_seed(0)).double()
+    x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    folded = fold_batch_norm(model, x)
+    torch.testing.assert_close(folded(x), model(x))
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in folded.modules())
+
+
+def test_batch_norm_behind_something_shared_stays():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            x = self.conv(x)
+            return self.norm(x) + x
+
+    model = randomize(Shared(), torch.Generator().manual_seed(0))
+    assert isinstance(fold_batch_norm(model, torch.zeros(1, 3, 2, 2)).norm, nn.BatchNorm2d)
+
+
+def test_without_onnxruntime_one_sentence():
+    code = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "import torch; from sr2.export import to_onnx\n"
+        "try: to_onnx(torch.nn.Linear(2, 2), torch.zeros(1, 2), 'never.onnx')\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "to_onnx needs onnxruntime: pip install 'sr2[onnx]'"

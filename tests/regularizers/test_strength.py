@@ -1,0 +1,120 @@
+"""On the way to full strength: lambda grows from 0, a budget shrinks from everything, by a number of the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from sr2.regularizers import L0, L1, MCP, NM, Box, ElasticNet, GroupL0, GroupL2, KeepZeros, L0Ball, Lp, Nuclear, Rank
+from tests.registry import REGULARIZERS, RegularizerCase, pairs_of_entries
+from tests.tools import HostReads
+
+every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2
+
+
+def share(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+@every
+def test_at_full_strength_it_is_itself(case: RegularizerCase) -> None:
+    strong = case.regularizer.at_strength(share(1.0))
+    xs = [X, X[0]]
+    kinds = [0.5, share(0.5)] + [[torch.rand_like(x) + 0.5 for x in xs]] * case.diagonal
+    for step in kinds:
+        for z, expected in zip(strong.prox(xs, step), case.regularizer.prox(xs, step), strict=True):
+            torch.testing.assert_close(z, expected, rtol=1e-12, atol=1e-12)
+        assert strong.value(strong.prox(xs, step)) == case.regularizer.value(case.regularizer.prox(xs, step))
+    assert repr(strong) == repr(case.regularizer)
+    assert (strong.separable, strong.diagonal, strong.convex) == (case.separable, case.diagonal, case.convex)
+
+
+@every
+def test_without_strength_it_is_nothing(case: RegularizerCase) -> None:
+    if isinstance(case.regularizer, Box):
+        return  # a box of no strength is the box
+    weak = case.regularizer.at_strength(share(0.0))
+    for step in [0.5] + [torch.rand_like(X) + 0.5] * case.diagonal:
+        torch.testing.assert_close(weak.prox(X, step), X, rtol=1e-14, atol=1e-14)
+    assert weak.value(X) == 0
+    assert weak.prox(torch.zeros(2, 2), 1.0).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "half"),
+    [
+        (L1(0.6), L1(0.3)),
+        (L0(0.6), L0(0.3)),
+        (Lp(0.6, 0.3), Lp(0.3, 0.3)),
+        (ElasticNet(0.6, 0.2), ElasticNet(0.3, 0.1)),
+        (GroupL2(0.6), GroupL2(0.3)),
+        (GroupL0(0.6), GroupL0(0.3)),
+        (Nuclear(0.6), Nuclear(0.3)),
+    ],
+    ids=repr,
+)
+def test_half_of_lambda(regularizer: L1, half: L1) -> None:
+    weak = regularizer.at_strength(share(0.5))
+    torch.testing.assert_close(weak.prox(X, 0.7), half.prox(X, 0.7))
+    torch.testing.assert_close(weak.value(X), half.value(X))
+    torch.testing.assert_close(weak.decrease(X, X / 2), half.decrease(X, X / 2))
+
+
+def test_a_concave_penalty_is_scaled_as_a_whole() -> None:
+    weak = MCP(1.0, 2.0).at_strength(share(0.5))
+    torch.testing.assert_close(weak.value(X), MCP(1.0, 2.0).value(X) / 2)
+    torch.testing.assert_close(weak.prox(X, 3.0), MCP(1.0, 2.0).prox(X, 1.5))
+
+
+def test_budgets_shrink_along_a_cubic() -> None:
+    now = share(0.0)
+    x = torch.rand(1000, generator=torch.Generator().manual_seed(0)).view(20, 50) + 0.1
+    budget, blocks, rank = (r.at_strength(now) for r in (L0Ball(density=0.05), NM(1, 5), Rank(2)))
+    for value in (0.0, 0.1, 0.3, 0.5, 0.9, 1.0):
+        now.fill_(value)
+        missing = (1 - value) ** 3
+        z = budget.prox(x, 1.0)
+        assert int(z.count_nonzero()) == round(50 + 950 * missing)
+        assert budget.value(z) == 0
+        assert budget.value(x) == (0 if value == 0 else torch.inf)
+        kept = blocks.prox(x, 1.0).view(20, 10, 5).count_nonzero(-1)
+        assert (kept == round(1 + 4 * missing)).all()
+        low = rank.prox(x.double(), 1.0)
+        assert int(torch.linalg.matrix_rank(low)) == round(2 + 18 * missing)
+        assert rank.value(low) == 0
+    now.fill_(0.0)
+    assert torch.equal(rank.prox(x.double(), 1.0), x.double())
+
+
+def test_floors_and_groups_shrink_too() -> None:
+    xs = [torch.rand(40, 5) + 1, torch.rand(20, 5) / 100]
+    for groups in ("rows", pairs_of_entries, None):
+        for value in (0.0, 0.5, 1.0):
+            R = L0Ball(density=0.2, groups=groups).at_strength(share(value))
+            zs = R.prox(xs, 1.0)
+            assert R.value(zs) == 0
+            n = {"rows": 60, None: 300}.get(groups if isinstance(groups, str) else None, 300)
+            if groups != pairs_of_entries:
+                own = round(0.2 * n)
+                kept = sum(int((z.abs().sum(1) > 0).sum()) if groups else int(z.count_nonzero()) for z in zs)
+                assert kept == round(own + (n - own) * (1 - value) ** 3)
+                assert zs[1].any()
+
+
+@every
+def test_the_share_is_never_looked_at(case: RegularizerCase) -> None:
+    if isinstance(case.regularizer, (Nuclear, Rank)):
+        return  # decompositions look at themselves
+    R = case.regularizer.at_strength(share(0.5))
+    with HostReads() as reads:
+        zs = R.prox_of([X, X[0]], [0.5, 0.5])
+        R.decrease_of(zs, zs)
+    assert reads.seen == []
+
+
+def test_what_has_no_strength() -> None:
+    assert Box(-1.0, 1.0).at_strength(share(0.0)) == Box(-1.0, 1.0)
+    started = KeepZeros().start([torch.zeros(2)])
+    assert not started.at_strength(share(0.0)).prox([torch.ones(2)], 1.0)[0].any()
