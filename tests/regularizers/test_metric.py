@@ -98,7 +98,7 @@ def test_tensors_may_have_steps_of_their_own() -> None:
         assert torch.equal(two, regularizer.prox(3 * eye, 1.0))
 
 
-@pytest.mark.parametrize("groups", ["rows", each_entry, pairs_of_entries], ids=str)
+@pytest.mark.parametrize("groups", ["rows", each_entry, pairs_of_entries], ids=lambda g: getattr(g, "__name__", g))
 @pytest.mark.parametrize("scale", [1e-290, 1e-150, 1e-30, 1.0, 1e25, 1e150, 1e290])
 def test_group_l2_at_every_scale(groups: object, scale: float) -> None:
     """x and t = lam step grow together, so that z does: no norm over- or underflows."""

@@ -120,7 +120,7 @@ def test_group_norms_neither_under_nor_overflow_in_float32(size: float) -> None:
     torch.testing.assert_close(float(GroupL2(1.0).value(x)) / size, 5.0, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("groups", ["rows", each_entry], ids=str)
+@pytest.mark.parametrize("groups", ["rows", each_entry], ids=lambda g: getattr(g, "__name__", g))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_group_far_above_its_threshold_is_rounded_to_the_nearest(groups: Groups, dtype: torch.dtype) -> None:
     """x (1 - t / |x|) with a rounded factor moved x by its last place where t is a third of that: worse than z = x."""

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import types
 
 import pytest
 import torch
@@ -146,3 +147,10 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
     assert end.global_step == last.global_step == 16
     assert same(weights(resumed), weights(whole))
     assert resumed.optimizer.state_dict()["state"]["search"] == whole.optimizer.state_dict()["state"]["search"]
+
+
+def test_processes_that_would_decide_alone_are_refused():
+    model = nn.Linear(3, 1)
+    trainer = types.SimpleNamespace(world_size=2, optimizers=[SR2(model, L1(1e-3))])
+    with pytest.raises(ValueError, match=r"there are 2 processes.*self\.trainer\.strategy\.model"):
+        Monitor().on_train_start(trainer, model)

@@ -76,6 +76,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         """What is not state: memory that can be made anew."""
         options = {"foreach": self.foreach, "compile": self.compile, "capturable": self.capturable}
         self._moves = Moves(partial(choose, **options))  # type: ignore[arg-type]
+        self._bound = False
 
     # ---- groups
 
@@ -96,6 +97,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         for p in [param_group["params"]] if isinstance(param_group["params"], Tensor) else param_group["params"]:
             check_whole(type(self).__name__, p[1] if isinstance(p, tuple) else p)
         super().add_param_group(param_group)
+        self._bound = False
         for p in self.param_groups[-1]["params"]:
             if p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
                 del self.param_groups[-1]
@@ -138,6 +140,15 @@ class ProximalOptimizer(torch.optim.Optimizer):
         """The processes that must agree on decisions: those of a DistributedDataParallel module."""
         together = parallel(self._module)
         return None if together is None else together.process_group
+
+    def _bind(self) -> None:
+        """Show every regularizer its tensors, once before the first step: `KeepZeros` takes its zeros from them."""
+        if not self._bound:
+            for group in self.param_groups:
+                if group["regularizer"] is not None:
+                    xs = [p for p in group["params"] if p.requires_grad]
+                    group["regularizer"] = group["regularizer"].start(xs)
+            self._bound = True
 
     def _take(self, number: int, proposal: Proposal) -> Sequence[Sequence[Tensor]]:
         """x <- prox_{step R}(x - step v) for group `number`, and its new state; returns what x was."""

@@ -219,6 +219,8 @@ class SR2(ProximalOptimizer):
     def _begun(self, closure: Closure | None) -> Iterator[None]:
         """A step from where R is finite, with a sigma; what a first step chose is forgotten if it fails."""
         state = self._search
+        if not self._bound:
+            self._bind()
         if not callable(closure) or (state.entered and state.sigma_known and not self.rule.undecided):
             yield
             return
@@ -274,8 +276,7 @@ class SR2(ProximalOptimizer):
     def averaged(self) -> AbstractContextManager[None]:
         """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, afterwards the last one.
 
-        Penalized entries that are zero in the last iterate are zero in the average. Batch norm's statistics are not of
-        the average: `sr2.recalibrate_(model, batches)` estimates them anew.
+        Penalized entries that are zero in the last iterate are zero in it. `sr2.recalibrate_` the batch norms inside.
         """
         if self.averaging is None:
             raise ValueError("there is no average: make the optimizer with SR2(..., average=True)")

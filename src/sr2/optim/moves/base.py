@@ -203,6 +203,14 @@ class Move(Protocol):
         """`Proposal.commit` of every group."""
 
 
+def settle_on_host(move: Move, outcome: Outcome) -> None:
+    """`Move.settle` where the outcome may be looked at."""
+    if outcome.learns:
+        move.commit(None)
+    if not outcome.accepted:
+        move.put_back()
+
+
 class ByGroup:
     """Moves group by group, each in the ways that fit its tensors, and keeps x.
 
@@ -246,10 +254,7 @@ class ByGroup:
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
-            if outcome.learns:
-                self.commit(None)
-            if not outcome.accepted:
-                self.put_back()
+            settle_on_host(self, outcome)
             return
         for p, kept in zip(self.proposals, self.kept, strict=True):
             for x, old in zip(p.xs, kept, strict=True):

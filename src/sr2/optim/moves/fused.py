@@ -19,7 +19,7 @@ from ..parts.metrics import State
 from ..parts.rules import Constants, Rounding
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
-from .base import NEEDS_A_STEP, Model, Proposal
+from .base import NEEDS_A_STEP, Model, Proposal, settle_on_host
 
 _F64 = torch.float64
 CHUNK = 16384
@@ -155,10 +155,7 @@ class FusedMove:
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
-            if outcome.learns:
-                self.commit(None)
-            if not outcome.accepted:
-                self.put_back()
+            settle_on_host(self, outcome)
             return
         self._copy_if(outcome.accepted, wanted=0, target=0, source=2)
         self.commit(outcome.learns)

@@ -1,0 +1,183 @@
+"""The methods: each takes a problem and trains its model with one gradient per batch.
+
+A method's name says all of it: `adamw_0.001_cosine`, `sgd_0.1_constant`, `schedulefree`, `prodigy`, `dog`, `sr2`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .tasks import Problem
+
+ADAMW_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+SGD_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+@dataclass
+class Trained:
+    """What a method leaves beside the weights: other points worth evaluating, and what it counted."""
+
+    points: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+Method = Callable[[Problem], Trained]
+
+
+def penalized(problem: Problem) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
+    """The loss of a batch with the task's own l1 term, for optimizers that know no prox."""
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        value = problem.loss(model(x), y)
+        if problem.l1:
+            value = value + problem.l1 * sum(p.abs().sum() for p in model.parameters() if p.dim() > 1)
+        return value
+
+    return loss
+
+
+def _descend(problem: Problem, optimizer: torch.optim.Optimizer, cosine: bool = False) -> None:
+    loss, rates = penalized(problem), [group["lr"] for group in optimizer.param_groups]
+    problem.model.train()
+    for k, (x, y) in enumerate(problem.batches()):
+        if cosine:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * k / problem.steps))
+        optimizer.zero_grad()
+        loss(problem.model, x, y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def adamw(rate: float, cosine: bool) -> Method:
+    def run(problem: Problem) -> Trained:
+        _descend(problem, torch.optim.AdamW(problem.model.parameters(), lr=rate), cosine)
+        return Trained()
+
+    return run
+
+
+def sgd(rate: float, cosine: bool) -> Method:
+    def run(problem: Problem) -> Trained:
+        _descend(problem, torch.optim.SGD(problem.model.parameters(), lr=rate, momentum=0.9), cosine)
+        return Trained()
+
+    return run
+
+
+def schedulefree(problem: Problem) -> Trained:
+    """Schedule-Free AdamW with its own defaults; at its evaluation point, batch norm is estimated anew."""
+    from schedulefree import AdamWScheduleFree
+
+    optimizer = AdamWScheduleFree(problem.model.parameters())
+    optimizer.train()
+    _descend(problem, optimizer)
+    optimizer.eval()
+    recalibrate(problem)
+    return Trained()
+
+
+def prodigy(problem: Problem) -> Trained:
+    from prodigyopt import Prodigy
+
+    _descend(problem, Prodigy(problem.model.parameters()))
+    return Trained()
+
+
+def dog(problem: Problem) -> Trained:
+    """DoG with its own defaults, and the polynomial average that its authors ask for."""
+    from dog import DoG, PolynomialDecayAverager
+
+    optimizer = DoG(problem.model.parameters())
+    averager = PolynomialDecayAverager(problem.model)
+    loss = penalized(problem)
+    problem.model.train()
+    for x, y in problem.batches():
+        optimizer.zero_grad()
+        loss(problem.model, x, y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        averager.step()
+    average = {name: value.clone() for name, value in averager.averaged_model.named_parameters()}
+    return Trained({"average": lambda: _at(problem, average)})
+
+
+@contextlib.contextmanager
+def _at(problem: Problem, values: dict[str, Tensor]) -> Iterator[None]:
+    """The model with other parameters, batch norm estimated anew; as it was afterwards."""
+    before = {name: value.clone() for name, value in problem.model.state_dict().items()}
+    with torch.no_grad():
+        for name, p in problem.model.named_parameters():
+            p.copy_(values[name])
+    recalibrate(problem)
+    try:
+        yield
+    finally:
+        problem.model.load_state_dict(before)
+
+
+def recalibrate(problem: Problem) -> None:
+    """Means and variances of batch norm over whole passes of training batches, one equal vote each."""
+    norms = [m for m in problem.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return
+    momenta = [m.momentum for m in norms]
+    for m in norms:
+        m.reset_running_stats()
+        m.momentum = None
+    problem.model.train()
+    with torch.no_grad():
+        for k, (x, _) in enumerate(problem.batches()):
+            if k == 50:
+                break
+            problem.model(x)
+    for m, momentum in zip(norms, momenta, strict=True):
+        m.momentum = momentum
+
+
+def sr2(**options: Any) -> Method:
+    """The library's SR2 with its average; the task's own penalty is a regularizer. Without options, as it comes."""
+
+    def train(problem: Problem) -> Trained:
+        from sr2 import L1, SR2
+
+        optimizer = SR2(problem.model, L1(problem.l1) if problem.l1 else None, average=True, **options)
+        problem.model.train()
+        for x, y in problem.batches():
+            optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))  # type: ignore[misc]
+
+        @contextlib.contextmanager
+        def average() -> Iterator[None]:
+            buffers = {name: b.clone() for name, b in problem.model.named_buffers()}
+            with optimizer.averaged():
+                recalibrate(problem)
+                yield
+            for name, b in problem.model.named_buffers():
+                b.copy_(buffers[name])
+
+        return Trained({"average": average})
+
+    return train
+
+
+def own() -> dict[str, Method]:
+    """SR2 as it comes, and with Adam's metric, momentum and the tolerant rule: the candidates for its defaults."""
+    from sr2.rules import Tolerant
+
+    adam: dict[str, Any] = {"metric": "adam", "momentum": 0.9}
+    candidates = {f"sr2_adam_{eta2:g}": sr2(rule=Tolerant(eta2=eta2), **adam) for eta2 in (0.9, 0.8)}
+    return {"sr2": sr2(), **candidates}
+
+
+def baselines() -> dict[str, Method]:
+    """Every baseline by its name."""
+    methods: dict[str, Method] = {"schedulefree": schedulefree, "prodigy": prodigy, "dog": dog}
+    for schedule in ("constant", "cosine"):
+        methods |= {f"adamw_{rate:g}_{schedule}": adamw(rate, schedule == "cosine") for rate in ADAMW_RATES}
+        methods |= {f"sgd_{rate:g}_{schedule}": sgd(rate, schedule == "cosine") for rate in SGD_RATES}
+    return methods

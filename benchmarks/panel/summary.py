@@ -1,0 +1,120 @@
+"""The panel's table and figure, from the records in a folder.
+
+A task's number is the error on what nobody trained or chose on (`test`); of a grid, the member with the smallest mean
+`validation` error is taken. "One step away" is the better neighbour of AdamW's best rate, under the same schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+from .methods import ADAMW_RATES, SGD_RATES
+from .runner import Record
+
+FLOOR = 2e-3
+"""Errors below this are equal: one wrong image of 500."""
+
+Cell = list[Record]
+
+
+class Panel:
+    """Records by task and method."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.cells: dict[tuple[str, str], Cell] = defaultdict(list)
+        for record in records:
+            self.cells[record["task"], record["method"]].append(record)
+        self.tasks = list(dict.fromkeys(record["task"] for record in records))
+
+    def numbers(self, task: str, method: str, key: str) -> list[float]:
+        """One number per seed: of the average where a method has one, else of the last iterate."""
+        found = []
+        for record in self.cells.get((task, method), []):
+            point = next((record[p] for p in ("average", "average8") if p in record), record["last"])
+            value = point["train"] - record["optimum"] if not math.isnan(record["optimum"]) else point[key]
+            found.append(value if math.isfinite(value) else 10.0)
+        return found
+
+    def error(self, task: str, method: str, key: str = "test") -> float:
+        numbers = self.numbers(task, method, key)
+        return mean(numbers) if numbers else math.nan
+
+    def best(self, task: str, methods: Sequence[str]) -> str:
+        """The member of a grid with the smallest validation error."""
+        present = [m for m in methods if (task, m) in self.cells]
+        return min(present, key=lambda m: self.error(task, m, "validation"), default="")
+
+    def neighbour(self, task: str, best: str) -> str:
+        """The better one of the two rates beside AdamW's best, under the same schedule."""
+        _, rate, schedule = best.split("_")
+        rates = [f"{r:g}" for r in ADAMW_RATES]
+        i = rates.index(rate)
+        return self.best(task, [f"adamw_{r}_{schedule}" for r in rates[max(0, i - 1) : i + 2] if r != rate])
+
+
+def grid(name: str, rates: Sequence[float]) -> list[str]:
+    return [f"{name}_{rate:g}_{schedule}" for schedule in ("constant", "cosine") for rate in rates]
+
+
+def columns(panel: Panel, task: str, own: Sequence[str]) -> dict[str, str]:
+    """What stands in the table for one task: a title and the method behind it."""
+    adamw = panel.best(task, grid("adamw", ADAMW_RATES))
+    found = {name: name for name in own}
+    found |= {"AdamW 1e-3": "adamw_0.001_constant", "AdamW best of 10": adamw}
+    found["AdamW one step away"] = panel.neighbour(task, adamw) if adamw else ""
+    found["SGD best of 10"] = panel.best(task, grid("sgd", SGD_RATES))
+    return found | {"Schedule-Free": "schedulefree", "Prodigy": "prodigy", "DoG": "dog"}
+
+
+def table(panel: Panel, own: Sequence[str]) -> str:
+    """Markdown: mean and spread per task, the chosen rates, and the geometric mean of the errors."""
+    rows, logs = [], defaultdict(list)
+    for task in panel.tasks:
+        cells = []
+        for title, method in columns(panel, task, own).items():
+            numbers = panel.numbers(task, method, "test")
+            if not numbers:
+                cells.append("not run")
+                continue
+            logs[title].append(math.log(max(FLOOR, mean(numbers))))
+            spread = f" ± {stdev(numbers):.2g}" if len(numbers) > 1 else ""
+            chosen = f" ({method.split('_', 1)[1].replace('_', ', ')})" if "best" in title or "away" in title else ""
+            cells.append(f"{mean(numbers):.4f}{spread}{chosen}")
+        rows.append([task, *cells])
+    titles = list(columns(panel, panel.tasks[0], own))
+    whole = [f"**{math.exp(mean(logs[t])):.4f}**" if len(logs[t]) == len(panel.tasks) else "-" for t in titles]
+    lines = [["task", *titles], ["---"] * (len(titles) + 1), *rows, ["geometric mean", *whole]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def figure(panel: Panel, own: Sequence[str], path: Path) -> None:
+    """Each method's error over that of AdamW's best, per task: left of 1 is better."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 0.5 * len(panel.tasks) + 1.5))
+    titles = [t for t in columns(panel, panel.tasks[0], own) if t not in ("AdamW best of 10", "AdamW one step away")]
+    for k, title in enumerate(titles):
+        xs, ys = [], []
+        for i, task in enumerate(panel.tasks):
+            chosen = columns(panel, task, own)
+            error, best = panel.error(task, chosen[title]), panel.error(task, chosen["AdamW best of 10"])
+            if math.isfinite(error) and math.isfinite(best):
+                xs.append(max(FLOOR, error) / max(FLOOR, best))
+                ys.append(i + 0.08 * (k - len(titles) / 2))
+        axes.plot(xs, ys, "o" if title in own else "x", label=title, ms=7 if title in own else 5)
+    axes.axvline(1, color="0.7", lw=1)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(panel.tasks)), panel.tasks)
+    axes.invert_yaxis()
+    axes.set_xlabel("error on test data / that of the best of AdamW's grid")
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
