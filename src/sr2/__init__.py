@@ -1,28 +1,27 @@
 """sr2: train sparse PyTorch networks under nonsmooth regularizers, without a learning rate to tune."""
 
-from . import averaging, directions, metrics, regularizers, rules, schedules
-from .optim import SR2, BatchGrowth, ProxGEN, ProxSGD, certificate, param_groups
-from .recalibrate import recalibrate_
-from .regularizers import *  # noqa: F403 - every regularizer is public
-from .zeros import keep_zeros, prune_, sparsity
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "SR2",
-    "BatchGrowth",
-    "ProxGEN",
-    "ProxSGD",
-    "averaging",
-    "certificate",
-    "directions",
-    "keep_zeros",
-    "metrics",
-    "param_groups",
-    "prune_",
-    "recalibrate_",
-    "rules",
-    "schedules",
-    "sparsity",
-]
-__all__ += regularizers.__all__
+
+def __getattr__(name: str) -> Any:
+    """What `public` names, imported where the first name is asked for.
+
+    `import sr2` alone does not import torch: the command line begins with it, and can then answer an interrupt.
+    """
+    public = import_module(f"{__name__}.public")
+    names = getattr(public, "__all__", ())  # none while it is being imported
+    if name == "__all__" or name in names:
+        globals()[name] = getattr(public, name)
+    if name in globals():  # or it is a package that was imported by now
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -221,7 +221,12 @@ def time_own_work(n: int, device: torch.device, repeats: int) -> list[Timing]:
     def sr2(regularizer: Regularizer, **options: Any) -> Body:
         # So short a step that the constant loss accepts it: within the rounding slack, as at convergence.
         optimizer = SR2([x], regularizer, sigma=1e9, capturable=on_cuda, **options)
-        return CapturedStep(optimizer, lambda: optimizer.step(closure)) if on_cuda else lambda: optimizer.step(closure)
+
+        def step() -> Tensor:
+            x.grad = None  # another optimizer's, which trains the same x
+            return optimizer.step(closure)
+
+        return CapturedStep(optimizer, step) if on_cuda else step
 
     with torch.no_grad():
         makers: dict[str, Callable[[], Body]] = {

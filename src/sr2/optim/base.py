@@ -15,7 +15,7 @@ from .groups import ParamGroups, module_groups
 from .moves.base import Moves, Proposal
 from .moves.choose import choose
 from .parts.metrics import Metric, as_metric
-from .processes import parallel
+from .processes import check_whole, parallel
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
@@ -85,12 +85,17 @@ class ProximalOptimizer(torch.optim.Optimizer):
         known = ["params", *self.defaults]
         for key in param_group:
             of_scheduler = "lr" in known and str(key).endswith("_lr")
-            if key not in (*known, "param_names", "name") and not of_scheduler:
+            of_optimizer = "param_names" in param_group and str(key).endswith(
+                "lr"
+            )  # another one's group, which shows it
+            if key not in (*known, "param_names", "name") and not (of_scheduler or of_optimizer):
                 raise ValueError(f"a group of {type(self).__name__} has no {key!r}: it has {', '.join(known)}")
         param_group = self._named(param_group)
         regularizer = param_group.get("regularizer", self.defaults["regularizer"])
         check_regularizer(regularizer)
         self._check_fits(regularizer)
+        for p in [param_group["params"]] if isinstance(param_group["params"], Tensor) else param_group["params"]:
+            check_whole(type(self).__name__, p[1] if isinstance(p, tuple) else p)
         super().add_param_group(param_group)
         self._bound = False
         for p in self.param_groups[-1]["params"]:
@@ -175,6 +180,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         state = super().state_dict()
         for group in state["param_groups"]:
             group["regularizer"] = repr(group["regularizer"])
+            if "lr" in group:
+                group["lr"] = float(group["lr"])
         # On load torch casts tensors to their parameter's dtype: the weights of averages, float64, go as numbers.
         entries = {key: _with_weights(entry, float) for key, entry in state["state"].items()}
         own = {name: remembered.state_dict() for name, remembered in self._remembered().items()}

@@ -24,6 +24,16 @@ def mean_over(group: Any, values: Tensor) -> Tensor:
     return values
 
 
+def check_whole(optimizer: str, parameter: Tensor) -> None:
+    """A parameter of which each process has a part needs sums over the parts, which are not written yet."""
+    sharded = hasattr(parameter, "device_mesh") or getattr(parameter, "_is_flat_param", False)
+    if sharded:
+        raise ValueError(
+            f"{optimizer} needs whole parameters, and one is a {type(parameter.data).__name__} of which every process "
+            "has a part, as fully_shard and tensor parallelism make them: use DistributedDataParallel"
+        )
+
+
 def check_together(group: Any) -> None:
     """Say so where there are several processes and none of them knows of the others."""
     processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -94,8 +94,8 @@ class SR2(ProximalOptimizer):
         capturable: keep every decision on the device, without a host read: a legal body of a CUDA graph (see
             `sr2.optim.CapturedStep`). A loss that is not finite at x_t is then rejected and counted, not raised.
         compile: have torch.compile make the optimizer's own work one pass where it is not one kernel already.
-        autocast: the dtype of the closure's `torch.autocast`. Its rounding moves the loss by a share of f, and rho then
-            carries a slack of 2 eps |f| max(1, -log |f|); left out, steps that gain less are rejected by chance.
+        autocast: the dtype of the closure's `torch.autocast`; left out, it is seen at the first step. Its rounding
+            moves the loss by a share of f, and rho then carries a slack of 2 eps |f| max(1, -log |f|).
         epsilon: the tolerance behind `converged`: E[|s|^2] <= epsilon^2, the paper's measure of stationarity.
         batch_growth: test assumption 3 at every step and ask for larger batches where it fails (see `BatchGrowth`).
     """
@@ -165,7 +165,7 @@ class SR2(ProximalOptimizer):
             outcome = self._judge(f, model, move)  #             4  rho: keep? next sigma?
             f.settle(outcome)  #                                 5  keep x + s, or put x back
             state.record(outcome)
-        state.follow(self.schedule)
+        state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
             self.averaging.update(self._parameters(), [self.state[p] for p in self._parameters()], state.steps)
         f.look(outcome)
@@ -201,7 +201,8 @@ class SR2(ProximalOptimizer):
         return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
 
     def _rounding(self, loss: Tensor) -> Rounding:
-        return Rounding.of(loss.dtype, (x.dtype for group in self.param_groups for x in group["params"]), self.autocast)
+        dtypes = (x.dtype for group in self.param_groups for x in group["params"])
+        return Rounding.of(loss.dtype, dtypes, self.autocast or self._watch.autocast)
 
     def _twice(self, closure: Closure | None, objective: Closure | None) -> TwoEvaluations:
         """The two evaluations of a step; an interrupt leaves x, buffers and generators as before it."""
@@ -254,8 +255,7 @@ class SR2(ProximalOptimizer):
                 f.at_x()
                 moves = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), self._process_group)
                 sigma = start.searched(partial(f.rho, *moves), self.sigma_min)
-        self._search.sigma.fill_(sigma)
-        self._search.sigma_known = True
+        self._search.begin(sigma, self.param_groups)
 
     def _take_constants(self) -> None:
         """The rule with the constants that it took from R(x_0)."""
@@ -342,9 +342,9 @@ class SR2(ProximalOptimizer):
 
     def _forget(self) -> None:
         super()._forget()
-        self._watch = ClosureWatch(lambda loss: self._rounding(loss).slack(loss, loss))
+        self._watch = ClosureWatch(lambda f: self._rounding(f).slack(f, f), self._all_parameters(), self._module)
 
     def _place(self) -> None:
         super()._place()
-        self._search.to(self.param_groups[0]["params"][0].device if self.capturable else "cpu")
+        self._search.place(self.param_groups, self.capturable)
         self._take_constants()

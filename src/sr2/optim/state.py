@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..telling import tell
 from .parts.rules import Evidence, Verdict
 from .parts.schedules import Schedule
 from .theory.stationarity import FORGET
@@ -151,6 +152,12 @@ class SearchState:
     """The batch size that `batch_growth` asks for."""
     schedule: str = "None"
     """The schedule that `memory` belongs to."""
+    lr: Tensor | None = None
+    """1 / sigma as a tensor that groups share, with `capturable`."""
+    shown: float | None = None
+    """What `show` wrote last, or the version of the tensor that it wrote; None in a copy."""
+    told: bool = False
+    """That nobody reads an `lr` which is written."""
 
     @staticmethod
     def start(sigma: float | None, memory: Mapping[str, float], schedule: Schedule | None) -> SearchState:
@@ -172,6 +179,12 @@ class SearchState:
 
     # ---- one step
 
+    def begin(self, sigma: float, groups: Sequence[dict[str, Any]]) -> None:
+        """sigma_0, once it is estimated."""
+        self.sigma.fill_(sigma)
+        self.sigma_known = True
+        self.show(groups)
+
     def record(self, outcome: Outcome) -> None:
         """Write what became of a step: sigma, counters, memories, figures. In place, without a host read."""
         evidence = outcome.evidence
@@ -189,15 +202,33 @@ class SearchState:
         numbers = (evidence.loss, evidence.f_trial, outcome.rho, outcome.sigma, *judged, norm, accepted, null)
         torch._foreach_copy_(self.figures, numbers)
 
-    def follow(self, schedule: Schedule | None) -> None:
+    def follow(self, schedule: Schedule | None, groups: Sequence[dict[str, Any]]) -> None:
         """sigma of the next step by the schedule; not before it is known, as after a first batch that was broken."""
-        if schedule is None or not self.sigma_known:
-            return
-        sigma, memory = schedule.apply(self.sigma, self.steps, self.memory)
-        for number in (self.sigma, self.figures.sigma):
-            number.copy_(sigma)
-        for name, value in memory.items():
-            self.memory[name].copy_(value)
+        if schedule is not None and self.sigma_known:
+            sigma, memory = schedule.apply(self.sigma, self.steps, self.memory)
+            for number in (self.sigma, self.figures.sigma):
+                number.copy_(sigma)
+            for name, value in memory.items():
+                self.memory[name].copy_(value)
+        self.show(groups)
+
+    def show(self, groups: Sequence[dict[str, Any]]) -> None:
+        """1 / sigma as the `lr` of every group, for what reads one; no host read where it is a tensor, shared by all.
+
+        A scheduler may write there too: nothing reads it, which is told once.
+        """
+        if not self.told and self.shown is not None and any(_written(g.get("lr"), self.shown) for g in groups):
+            self.told = True
+            tell(
+                "a scheduler has written 'lr', and SR2 does not read it: lr is 1 / sigma, which SR2 chooses itself at "
+                "every step; leave the scheduler out, or shorten the last steps with SR2(..., cooldown=(first, last))"
+            )
+        if self.lr is None:
+            self.shown = 1.0 / float(self.sigma)
+        else:
+            self.shown = torch.reciprocal(self.sigma, out=self.lr)._version
+        for group in groups:
+            group["lr"] = self.shown if self.lr is None else self.lr
 
     def last_step(self) -> StepInfo | None:
         """The figures as numbers, None before the first step; waits for the device."""
@@ -208,6 +239,15 @@ class SearchState:
         return StepInfo(loss, trial_loss, rho, sigma, None if null else bool(accepted), predicted, actual, norm)
 
     # ---- between steps
+
+    def place(self, groups: Sequence[dict[str, Any]], capturable: bool) -> None:
+        """With `capturable`, every number that a step changes lives beside the parameters; else on the host."""
+        self.to(groups[0]["params"][0].device if capturable else "cpu")
+        self.lr, self.shown = torch.empty_like(self.sigma) if capturable else None, None
+        self.show(groups)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "shown": None}  # a copied tensor counts its versions anew
 
     def to(self, device: torch.device | str) -> None:
         """Every number a step changes goes to this device."""
@@ -262,6 +302,16 @@ class SearchState:
         for name, number in self.memory.items():
             if name in memory and (schedule == self.schedule or name != "sigma_first"):
                 number.fill_(float(memory[name]))
+
+
+def _written(lr: float | Tensor | None, shown: float) -> bool:
+    """Whether somebody has written it since, without looking at a device.
+
+    A NaN is nobody's choice: it was computed from the `lr` that is not known before the first step.
+    """
+    if isinstance(lr, Tensor):
+        return lr._version != shown
+    return lr is not None and lr != shown and not math.isnan(lr)
 
 
 def _float(value: float) -> Tensor:

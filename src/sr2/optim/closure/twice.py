@@ -88,6 +88,8 @@ class TwoEvaluations:
             if self.move is not None:
                 self.move.put_back()
             self._undo()
+            if self._watch is not None:
+                self._watch.leaves(self._parameters)
 
     def at_x(self) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
@@ -111,7 +113,8 @@ class TwoEvaluations:
     def at_trial(self) -> Tensor:
         """f where the parameters are now; generators and gradients stay as `at_x` left them, and so do the buffers,
         unless `settle` is to choose them."""
-        self.f_trial = self._evaluate(self.objective or self._closure, restore=not self._capturable)
+        with self._watch.looking() if self._watch is not None and self._watch.blind else nullcontext():
+            self.f_trial = self._evaluate(self.objective or self._closure, restore=not self._capturable)
         return self.f_trial
 
     def losses(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,6 +151,9 @@ class TwoEvaluations:
     def look(self, outcome: Outcome) -> None:
         """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees."""
         evidence = outcome.evidence
+        if self._watch is not None and self._watch.looks > 0 and not self._capturing:
+            self._watch.leaves(self._parameters)
+            self._watch.looks -= 1
         if self._capturable or self._watch is None or evidence is None or not outcome.sound:
             return
         if evidence.f_trial == evidence.loss:
@@ -165,10 +171,13 @@ class TwoEvaluations:
 
     def _loss_and_gradients(self) -> tuple[Tensor, bool]:
         """The usual closure returns one number with its graph; `loss_and_gradients` knows all others."""
+        looks = self._watch if self._watch is not None and self._watch.looks > 0 and not self._capturing else None
+        if looks and not self._capturable:
+            looks.begins(self._parameters)
         for p in self._parameters:
             p.grad = None
         with torch.enable_grad():
-            result = self._closure()
+            result: Any = looks.call(self._closure, self._parameters) if looks else self._closure()
             if not (_is_number(result) and result.requires_grad) or any(p.grad is not None for p in self._parameters):
                 return gradients_of(result, self._parameters, self._module)
             try:

@@ -6,16 +6,21 @@ trains nothing, and no number would say so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ...telling import tell
+from .signs import LOW, Gradients, Signs, accumulated_by_accelerate, in_forwards, in_graph, is_average, scaled
 
 ASKED = 3
 """Rejections at which the closure is asked a third time."""
 UNMOVED = 3
 """Steps after which a loss that does not change is told. One may be a reflection at the minimum of a quadratic."""
+LOOKS = 3
+"""First steps that are looked at closely, for what every step would repeat."""
 
 
 class ClosureWatch:
@@ -23,12 +28,88 @@ class ClosureWatch:
 
     Args:
         slack: what rounding may make of a loss.
+        parameters: those of the optimizer.
+        module: the network, where it is known, whose buffers are as after one evaluation.
     """
 
-    def __init__(self, slack: Callable[[Tensor], Tensor]) -> None:
+    autocast: torch.dtype | None = None
+    """The dtype below float32 that the closure was seen to compute in, where the parameters are not of it."""
+
+    def __init__(
+        self, slack: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], module: nn.Module | None
+    ) -> None:
         self._slack = slack
         self._draws, self._impure = False, False
         self._asked, self.unmoved_steps = 0, 0
+        self._device, self._protected = parameters[0].device, module is not None
+        self._exact = not any(p.dtype in LOW for p in parameters)
+        self._gradients, self._told = Gradients(parameters), set[str]()
+        self.looks, self.blind = LOOKS, False
+
+    # ---- the first steps
+
+    def begins(self, parameters: Sequence[Tensor]) -> None:
+        """Before a step: gradients that it did not leave are dropped, and may be those of other batches."""
+        steps = accumulated_by_accelerate()
+        if steps > 1:
+            self._once(
+                "skipped",
+                f"Accelerate skips {steps - 1} of {steps} calls of step, and the batches of those are not trained on: "
+                f"make Accelerator(gradient_accumulation_steps=1), and one closure that returns the list of {steps} "
+                "losses",
+            )
+        elif self._gradients.others(parameters):
+            self._once(
+                "dropped",
+                "there were gradients before this step, as gradient accumulation leaves them, and SR2 drops them: it "
+                "needs the loss of the whole batch twice, so let one closure return the list of its parts' losses; if "
+                "they are of another loss, call optimizer.zero_grad() first",
+            )
+
+    def call(self, closure: Callable[[], object], parameters: Sequence[Tensor]) -> object:
+        """The closure's first call in a step."""
+        with scaled(parameters) as factors:
+            result = closure()
+        signs = in_graph(result)
+        self.blind = signs is None
+        if signs is not None:
+            self._take([signs])
+        if factors and not is_average(factors[0]):
+            self._once(
+                "clipping",
+                f"the closure multiplies its gradients by {factors[0]:.3g}, as clipping does, and rho compares them "
+                "with the loss, whose they no longer are: leave it out, since steps that are too long are rejected",
+            )
+        return result
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Around its second call, where the first one has shown nothing."""
+        with in_forwards(self._device) as found:
+            yield
+        self._take(found)
+
+    def leaves(self, parameters: Sequence[Tensor]) -> None:
+        """After a step, or one that has failed: its gradients stay."""
+        self._gradients.note(parameters)
+        self.blind = False
+
+    def _take(self, found: Sequence[Signs]) -> None:
+        if self._exact and self.autocast is None:
+            self.autocast = next((signs.autocast for signs in found if signs.autocast in LOW), None)
+        if not self._protected and any(signs.statistics for signs in found):
+            self._once(
+                "batch norm",
+                "batch norm's running statistics move twice at every step, since SR2 was given parameters and does not "
+                "know the network: SR2(model, ...) protects them, and so do the groups of param_groups(model, rules)",
+            )
+
+    def _once(self, what: str, message: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            tell(message)
+
+    # ---- every step
 
     def at_x(self, *, drew: bool, captured_alone: bool) -> None:
         """After the evaluation at x: a CUDA graph cannot rewind a generator, and needs a twin of it."""

@@ -1,0 +1,95 @@
+"""Hugging Face's Trainer calls `step()` without a closure, and SR2 needs the loss twice: `SR2Trainer` keeps the batch.
+
+trainer = SR2Trainer(model, TrainingArguments("folder"), train_dataset=data, regularizer=L1(1e-4))
+trainer.train()
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import Trainer
+
+from ..optim.groups import param_groups
+from ..optim.sr2 import SR2
+from ..regularizers.base import Regularizer
+
+Rules = list[tuple[Any, Regularizer | None]]
+
+
+class SR2Trainer(Trainer):
+    """`Trainer` that trains with SR2: accumulation, bf16, checkpoints and logs as ever; `learning_rate` is 1 / sigma.
+
+    Args:
+        regularizer: R of the weights, or the rules of `sr2.param_groups`.
+        sr2: further options of SR2, as {"momentum": 0.9}.
+        args, kwargs: those of `Trainer`. `max_grad_norm` clips gradients that are used already, and changes nothing.
+    """
+
+    optimizer: Any
+    lr_scheduler: Any
+
+    def __init__(
+        self,
+        *args: Any,
+        regularizer: Regularizer | Rules | None = None,
+        sr2: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._regularizer, self._options = regularizer, sr2 or {}
+        self._kept: list[Any] = []
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Any:
+        """SR2 on the model; the step that the trainer asks for has been taken by `training_step`."""
+        if self.optimizer is None:
+            model, R = self.model if model is None else model, self._regularizer
+            if R is None or isinstance(R, Regularizer):
+                self._sr2 = _Taken(model, R, **self._options)
+            else:
+                self._sr2 = _Taken(param_groups(model, R), **self._options)
+            self.optimizer = self._sr2
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """None of the arguments': SR2 chooses its steps."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = _Reads(self.optimizer if optimizer is None else optimizer)
+        return self.lr_scheduler
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """Keeps the batch; with the last one of an accumulation, one step on all of them."""
+        self._kept.append(self._prepare_inputs(inputs))
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        parts, self._kept = self._kept, []
+        model.train()
+
+        def closure() -> Tensor:
+            if len(parts) == 1:
+                with self.compute_loss_context_manager():
+                    loss: Tensor = self.compute_loss(model, parts[0], num_items_in_batch=num_items_in_batch)
+                return loss
+            self._sr2.zero_grad()  # part by part, each with its backward: memory for one
+            step = super(SR2Trainer, self).training_step
+            return torch.stack([step(model, dict(part), num_items_in_batch) for part in parts]).sum()
+
+        return self._sr2.step(closure)
+
+
+class _Taken(SR2):
+    """SR2 whose step the trainer asks for once it is taken."""
+
+    def step(self, closure: Any = None, objective: Any = None) -> Tensor:  # type: ignore[override]
+        """Without a closure, nothing."""
+        return self.figures.loss if closure is None else super().step(closure, objective)
+
+
+class _Reads(LRScheduler):
+    """A scheduler that leaves every `lr` as it is."""
+
+    def get_lr(self) -> list[float | Tensor]:
+        return [group["lr"] for group in self.optimizer.param_groups]
