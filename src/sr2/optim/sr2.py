@@ -158,12 +158,12 @@ class SR2(ProximalOptimizer):
         """
         state = self._search
         with self._begun(closure), self._twice(closure, objective) as f:
-            loss = f.at_x()  #                                   1  f(x), g
+            loss = f.at_x()  #                                    1  f(x), g
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
-            model = move.to_trial()  #                              x <- x + s;  v's, R(x) - R(x + s), |s|^2
-            f.at_trial()  #                                      3  f(x + s)
-            outcome = self._judge(f, model, move)  #             4  rho: keep? next sigma?
-            f.settle(outcome)  #                                 5  keep x + s, or put x back
+            model = move.to_trial()  #                               x <- x + s;  v's, R(x) - R(x + s), |s|^2
+            f.at_trial()  #                                       3  f(x + s)
+            outcome = self._judge(f, model, move)  #              4  rho: keep? next sigma?
+            f.settle(outcome)  #                                  5  keep x + s, or put x back
             state.record(outcome)
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
