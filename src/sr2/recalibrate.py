@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     >>> model[0].running_mean
     tensor([4., 4.])
     """
-    norms = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:
         return model
     modes = [(m, m.training) for m in model.modules()]

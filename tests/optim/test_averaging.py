@@ -123,3 +123,29 @@ def test_batch_norm_anew():
         recalibrate_(model, [])
     plain = nn.Linear(2, 1)
     assert recalibrate_(plain, []) is plain
+
+
+def test_what_joins_late_does_not_start_at_zero():
+    """A state saved without an average, and a parameter that was frozen until now."""
+    model, plain, _ = run(steps=20, average=False)
+    resumed = SR2(model, L1(1e-3), sigma=5.0, average=True)
+    resumed.load_state_dict(plain.state_dict())
+    run(steps=1, model=model, optimizer=resumed)
+    for average, p in zip(inside(model, resumed), model.parameters(), strict=True):
+        torch.testing.assert_close(average, p.detach(), rtol=0, atol=0.1)
+    frozen = network()
+    frozen[3].bias.requires_grad_(False)
+    with torch.no_grad():
+        frozen[3].bias.fill_(3.0)
+    _, optimizer, _ = run(steps=20, model=frozen)
+    frozen[3].bias.requires_grad_(True)
+    run(steps=1, model=frozen, optimizer=optimizer)
+    assert bool((inside(frozen, optimizer)[-1] > 2.5).all())
+
+
+def test_instance_norm_keeps_its_statistics():
+    model = nn.Sequential(nn.InstanceNorm1d(3, track_running_stats=True))
+    model(torch.randn(8, 3, 5) + 7)
+    before = model[0].running_mean.clone()
+    recalibrate_(model, [torch.zeros(8, 3, 5)])
+    assert torch.equal(model[0].running_mean, before)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import KeepZeros
+from sr2 import L1, SR2, KeepZeros
 from tests.optimizers import OPTIMIZERS, named
 
 DRAW = torch.Generator().manual_seed(0)
@@ -45,3 +45,41 @@ def test_zeros_stay_also_in_a_resumed_run(case):
     resumed = case.make(again, KeepZeros())
     resumed.load_state_dict(optimizer.state_dict())
     steps(again, resumed)
+
+
+def test_layers_that_are_frozen_and_unfrozen_keep_their_own_zeros():
+    layers = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
+    with torch.no_grad():
+        for i, layer in enumerate(layers):
+            layer.weight[i] = 0.0
+    x = torch.randn(16, 4, generator=DRAW)
+    layers[0].weight.requires_grad_(False)
+    optimizer = SR2(layers, KeepZeros(), sigma=20.0)
+    optimizer.step(lambda: (layers(x) - x).square().mean())
+    layers[0].weight.requires_grad_(True)
+    layers[2].weight.requires_grad_(False)
+    for _ in range(3):
+        optimizer.step(lambda: (layers(x) - x).square().mean())
+    assert [(layer.weight == 0).all(1).nonzero().flatten().tolist() for layer in layers] == [[0], [1], [2]]
+
+
+def test_sigma_may_be_estimated_before_the_first_step():
+    model = half_zero()
+    optimizer = SR2(model, KeepZeros())
+    optimizer.estimate_sigma(lambda: F.cross_entropy(model(X), Y))
+    assert optimizer.sigma > 0
+
+
+@pytest.mark.parametrize("foreach", [False, True, None])
+def test_a_prox_of_ones_own_is_not_replaced_by_its_parents(foreach):
+    class Nonnegative(L1):
+        def prox_tensor(self, x, step):
+            return (x - self.lam * step).clamp_min(0.0)
+
+    assert Nonnegative(0.1).coefficients is None
+    assert L1(0.1).coefficients == (0.1, 0.0, 0.0)
+    x = nn.Parameter(torch.randn(64, 512, generator=DRAW))
+    optimizer = SR2([x], Nonnegative(1e-3), sigma=10.0, foreach=foreach)
+    optimizer.step(lambda: (x + 1).square().sum())
+    assert optimizer.counts["accepted"] == 1
+    assert bool((x >= 0).all())

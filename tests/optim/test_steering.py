@@ -173,3 +173,13 @@ def test_one_bad_batch_costs_nothing(spoil):
             return float((model(images).argmax(1) == labels).float().mean())
 
     assert accuracy(bad_at=120) > accuracy(bad_at=-1) - 0.01
+
+
+def test_sigma_is_not_estimated_on_a_batch_that_is_not_finite():
+    model = nn.Linear(3, 1)
+    optimizer = SR2(model, metric="adam")
+    with pytest.raises(FloatingPointError, match="the loss at x_0 is nan"):
+        optimizer.estimate_sigma(lambda: model(torch.full((2, 3), math.nan)).sum())
+    assert math.isnan(optimizer.sigma)
+    optimizer.step(lambda: model(torch.ones(2, 3)).square().mean())
+    assert optimizer.counts["accepted"] == 1

@@ -76,7 +76,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         """What is not state: memory that can be made anew."""
         options = {"foreach": self.foreach, "compile": self.compile, "capturable": self.capturable}
         self._moves = Moves(partial(choose, **options))  # type: ignore[arg-type]
-        self._bound = False
+        self._bound: list[tuple[int, list[bool]]] | None = None
 
     # ---- groups
 
@@ -97,7 +97,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         for p in [param_group["params"]] if isinstance(param_group["params"], Tensor) else param_group["params"]:
             check_whole(type(self).__name__, p[1] if isinstance(p, tuple) else p)
         super().add_param_group(param_group)
-        self._bound = False
+        self._bound = None
         for p in self.param_groups[-1]["params"]:
             if p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
                 del self.param_groups[-1]
@@ -142,13 +142,15 @@ class ProximalOptimizer(torch.optim.Optimizer):
         return None if together is None else together.process_group
 
     def _bind(self) -> None:
-        """Show every regularizer its tensors, once before the first step: `KeepZeros` takes its zeros from them."""
-        if not self._bound:
-            for group in self.param_groups:
-                if group["regularizer"] is not None:
-                    xs = [p for p in group["params"] if p.requires_grad]
-                    group["regularizer"] = group["regularizer"].start(xs)
-            self._bound = True
+        """Show every regularizer its tensors before the first step: `KeepZeros` takes its zeros from them."""
+        for group in self.param_groups:
+            if group["regularizer"] is not None:
+                group["regularizer"] = group["regularizer"].start([p for p in group["params"] if p.requires_grad])
+        self._bound = self._trained()
+
+    def _trained(self) -> list[tuple[int, list[bool]]]:
+        """Of each group its regularizer, and which of its tensors are trained."""
+        return [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]
 
     def _take(self, number: int, proposal: Proposal) -> Sequence[Sequence[Tensor]]:
         """x <- prox_{step R}(x - step v) for group `number`, and its new state; returns what x was."""
@@ -171,7 +173,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
                 on_device = partial(torch.as_tensor, dtype=torch.float64, device=p.device)
                 self.state[p] = _with_weights(self.state[p], on_device if self.capturable else float)
         for group in self.param_groups:
-            if "lr" in group:
+            if "lr" in group and group["params"]:
                 lr, device = group["lr"], group["params"][0].device
                 group["lr"] = torch.as_tensor(lr, dtype=torch.float64, device=device) if self.capturable else float(lr)
 

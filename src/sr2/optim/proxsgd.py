@@ -95,7 +95,8 @@ class ProxSGD(ProximalOptimizer):
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         """One step on the closure's loss (either kind of closure), or on the gradients that are there."""
-        self._bind()
+        if self._bound != self._trained():
+            self._bind()
         loss = None if closure is None else loss_and_gradients(closure, self._parameters(), self._module)[0]
         self._count.t += 1
         t = self._count.t.double() if self.capturable else int(self._count.t)

@@ -219,7 +219,7 @@ class SR2(ProximalOptimizer):
     def _begun(self, closure: Closure | None) -> Iterator[None]:
         """A step from where R is finite, with a sigma; what a first step chose is forgotten if it fails."""
         state = self._search
-        if not self._bound:
+        if self._bound != [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]:
             self._bind()
         if not callable(closure) or (state.entered and state.sigma_known and not self.rule.undecided):
             yield
@@ -237,22 +237,21 @@ class SR2(ProximalOptimizer):
             self._take_constants()
 
     def estimate_sigma(self, closure: Closure) -> None:
-        """Set sigma_0 now, from the curvature of this closure's loss at x; the same on all processes.
-
-        The first step does it unless it was done. Call it yourself to estimate on another closure: on a larger batch,
-        or on the network before it was compiled, since a compiled one cannot be differentiated twice.
+        """Set sigma_0 now, from this closure's loss at x: on a larger batch, or on the network before it is compiled, since
+        a compiled one cannot be differentiated twice. The first step does it unless it was done.
         """
-        with torch.no_grad(), start.or_nothing(self._search) as left:
-            start.enter_domain(self._penalized(), self._search, left, self._process_group)
-            self._estimate(closure)
+        self._bind()
+        with torch.no_grad(), start.or_nothing(state := self._search) as left:
+            start.enter_domain(self._penalized(), state, left, self._process_group)
+            self._estimate(closure, strict=True)
 
-    def _estimate(self, closure: Closure) -> None:
+    def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
         parameters, penalized = self._parameters(), self._penalized()
         if self.metric is None:
             sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min)
         else:
             with untouched(self._module, parameters), self._twice(closure, None) as f:
-                f.at_x()
+                start.check_finite(f.at_x(), self._process_group, strict=strict)
                 moves = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), self._process_group)
                 sigma = start.searched(partial(f.rho, *moves), self.sigma_min)
         self._search.begin(sigma, self.param_groups)

@@ -85,6 +85,21 @@ def sigma_0(
     return leaves_half(penalized, max(sigma_min, estimate))
 
 
+def check_finite(loss: Tensor, group: Any, *, strict: bool) -> None:
+    """A batch whose loss is not finite says nothing of sigma_0: an error on all processes alike, unless a step follows
+    which will see it too."""
+    if not strict:
+        return
+    shared = loss.detach().double().clone()
+    if group is not None:
+        mean_over(group, shared)
+    if not shared.isfinite():
+        raise FloatingPointError(
+            f"the loss at x_0 is {float(shared)}, and sigma_0 cannot be found on this batch: skip it, or look for what "
+            "is not finite in the data or the model"
+        )
+
+
 def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
     """A sigma at which the first batch's step has a rho between 0.5 and 0.9, by trying: forwards only, a few of them.
 

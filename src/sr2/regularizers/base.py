@@ -45,6 +45,10 @@ class Regularizer:
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
         cls.diagonal = cls.diagonal or cls.separable
+        # A subclass that writes its own R or prox is not what its parent's coefficients say, unless it says so.
+        written = {"terms", "prox_tensor", "terms_of", "prox_of"} & cls.__dict__.keys()
+        if written and "coefficients" not in cls.__dict__:
+            cls.coefficients = property(lambda self: None)  # type: ignore[assignment, method-assign]
 
     @property
     def coefficients(self) -> tuple[float, float, float] | None:

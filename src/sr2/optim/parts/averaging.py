@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...numerics import capturing
 from ...regularizers.base import check_number
 from .metrics import State
 
@@ -31,7 +32,9 @@ class Averaging(ABC):
         """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step."""
         for x, state in zip(xs, states, strict=True):
             if NAME not in state:
-                state[NAME] = torch.zeros_like(x, memory_format=torch.preserve_format)
+                if capturing():
+                    raise RuntimeError("an average needs a step before a CUDA graph is captured")
+                state[NAME] = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
         averages = [state[NAME] for state in states]
         weight = self.weight(t)
         change = torch._foreach_sub(list(xs), averages)
