@@ -237,8 +237,8 @@ class SR2(ProximalOptimizer):
             self._take_constants()
 
     def estimate_sigma(self, closure: Closure) -> None:
-        """Set sigma_0 now, from this closure's loss at x: on a larger batch, or on the network before it is compiled, since
-        a compiled one cannot be differentiated twice. The first step does it unless it was done.
+        """Set sigma_0 now, from this closure's loss at x: on a larger batch, or on the network before it is compiled,
+        since a compiled one cannot be differentiated twice. The first step does it unless it was done.
         """
         self._bind()
         with torch.no_grad(), start.or_nothing(state := self._search) as left:
