@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2, L0Ball, certificate, rules
+from sr2.directions import Average
+from sr2.metrics import Adam
 from sr2.optim.moves.fused import FusedMove
 from sr2.rules import Ratio, Rule, Verdict
 from tests.tools import HostReads, same_bits
@@ -169,3 +171,36 @@ def test_the_shorthand_is_the_rule(regularizer):
     assert one.rule == other.rule == Ratio(**constants)
     assert (one.sigma, one.counts) == (other.sigma, other.counts)
     assert same_bits(a.parameters(), b.parameters())
+
+
+def test_a_subclass_with_a_verdict_of_its_own_is_not_judged_by_its_parents_kernel(path):
+    class Strict(Ratio):
+        def judge(self, evidence, state):
+            verdict = super().judge(evidence, state)
+            return verdict._replace(accepted=verdict.accepted & False, sigma=2 * state.sigma)
+
+    _, optimizer = run(Strict(gamma3=0.8), **path)
+    assert optimizer.counts["rejected"] == 5
+    assert optimizer.sigma == 5.0 * 2**5
+
+
+def test_a_subclass_with_a_direction_or_metric_of_its_own_is_left_to_itself():
+    """The kernel runs only where `beta` and `adam` are declared."""
+
+    class Still(Average):
+        def update(self, gs, states):
+            vs, news = super().update(gs, states)
+            return [0 * v for v in vs], news
+
+    class Stiff(Adam):
+        def update(self, xs, gs, states):
+            D, news = super().update(xs, gs, states)
+            return [1e30 * d for d in D], news
+
+    assert (Average(0.9).beta, Still(0.9).beta) == (0.9, None)
+    assert (Adam().adam, Stiff().adam) == ((0.999, 1e-8), None)
+    start = model()
+    for options in ({"direction": Still(0.9)}, {"metric": Stiff()}):
+        network, optimizer = run(None, regularizer=L1(0.0), **options)
+        assert optimizer.counts["null"] == 5, options
+        assert all(torch.equal(x, y) for x, y in zip(network.parameters(), start.parameters(), strict=True))

@@ -23,6 +23,12 @@ __all__ = ["Average", "Direction"]
 class Direction(ABC):
     """v from g."""
 
+    def __init_subclass__(cls, **arguments: object) -> None:
+        """A subclass with a v of its own is not its parent's average: no kernel computes it."""
+        super().__init_subclass__(**arguments)
+        if "update" in cls.__dict__ and "beta" not in cls.__dict__:
+            cls.beta = property(lambda self: None)  # type: ignore[assignment, method-assign]
+
     @property
     def beta(self) -> float | None:
         """The constant of a bias-corrected average: the fused kernel takes it where it is declared."""

@@ -25,6 +25,12 @@ State = dict[str, Any]
 class Metric(ABC):
     """A nonnegative diagonal D_t. SR2 steps with sigma D_t, ProxGEN with D_t / lr, ProxSGD with D_t."""
 
+    def __init_subclass__(cls, **arguments: object) -> None:
+        """A subclass with a diagonal of its own is not Adam's, whatever its parent is: no kernel computes it."""
+        super().__init_subclass__(**arguments)
+        if "update" in cls.__dict__ and "adam" not in cls.__dict__:
+            cls.adam = property(lambda self: None)  # type: ignore[assignment, method-assign]
+
     @property
     def adam(self) -> tuple[float, float] | None:
         """(beta, eps) of a metric that is Adam's: the fused kernel runs only where they are declared."""

@@ -147,6 +147,12 @@ class Rule(ABC):
     forgets: ClassVar[bool] = False
     """Whether momentum and metric forget the gradient of a batch whose step is rejected."""
 
+    def __init_subclass__(cls, **arguments: object) -> None:
+        """A subclass with a verdict of its own is not what its parent's constants say: no kernel judges for it."""
+        super().__init_subclass__(**arguments)
+        if "judge" in cls.__dict__ and "constants" not in cls.__dict__:
+            cls.constants = property(lambda self: None)  # type: ignore[assignment, method-assign]
+
     @abstractmethod
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         """The verdict on one step. Nothing is written: what a rule remembers goes into the verdict."""
@@ -212,7 +218,10 @@ class Ratio(Rule):
             )
 
     @property
-    def constants(self) -> Constants:
+    def constants(self) -> Constants | None:
+        return self._numbers()
+
+    def _numbers(self) -> Constants:
         gamma2, gamma3 = self.gamma2, GAMMA3 if isinstance(self.gamma3, str) else self.gamma3
         assert gamma2 is not None
         return Constants(self.eta1, self.eta2, self.gamma1, gamma2, gamma3)
@@ -225,7 +234,7 @@ class Ratio(Rule):
         return {"gamma3": gamma3_for(R)} if self.undecided else {}
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
-        eta1, eta2, gamma1, gamma2, gamma3 = self.constants
+        eta1, eta2, gamma1, gamma2, gamma3 = self._numbers()
         sigma, finite = state.sigma, evidence.finite
         actual, predicted = evidence.actual + evidence.slack, evidence.predicted + evidence.slack
         usable = finite & (predicted > 0)
