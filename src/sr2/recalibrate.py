@@ -15,7 +15,7 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     """Estimate the running statistics of every batch norm as the plain mean over these batches, in place.
 
     Each batch is an input of the model, or a tuple or list whose first entry is one. The modes of all modules are as
-    before; a model without batch norm is left alone.
+    before; a model without batch norm is left alone, and so are the statistics where a batch fails.
 
     >>> model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     >>> _ = recalibrate_(model, [torch.full((4, 2), 3.0), torch.full((4, 2), 5.0)])
@@ -27,6 +27,7 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
         return model
     modes = [(m, m.training) for m in model.modules()]
     momenta = [m.momentum for m in norms]
+    before = [{name: b.clone() for name, b in m.named_buffers(recurse=False)} for m in norms]
     model.eval()
     for norm in norms:
         norm.reset_running_stats()
@@ -38,7 +39,12 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
             model(batch[0] if isinstance(batch, (tuple, list)) else batch)
             count += 1
         if count == 0:
-            raise ValueError("recalibrate_ needs at least one batch, and got none: batch norm has no statistics now")
+            raise ValueError("recalibrate_ needs at least one batch, and got none: batch norm is as it was")
+    except BaseException:
+        for norm, buffers in zip(norms, before, strict=True):
+            for name, b in buffers.items():
+                getattr(norm, name).copy_(b)
+        raise
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

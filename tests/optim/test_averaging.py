@@ -119,8 +119,10 @@ def test_batch_norm_anew():
     torch.testing.assert_close(model[1].running_var, z.var(1).mean(0).detach())
     assert model[1].momentum == 0.3
     assert not any(m.training for m in model.modules())
+    before = model[1].running_mean.clone()
     with pytest.raises(ValueError, match="at least one batch"):
         recalibrate_(model, [])
+    assert torch.equal(model[1].running_mean, before)
     plain = nn.Linear(2, 1)
     assert recalibrate_(plain, []) is plain
 
@@ -149,3 +151,16 @@ def test_instance_norm_keeps_its_statistics():
     before = model[0].running_mean.clone()
     recalibrate_(model, [torch.zeros(8, 3, 5)])
     assert torch.equal(model[0].running_mean, before)
+
+
+def test_a_step_inside_is_an_error_and_nothing_is_lost():
+    model, optimizer, points = run()
+    count = sum(optimizer.counts.values())
+    with optimizer.averaged():
+        held = model[0].weight.detach().clone()
+        with pytest.raises(RuntimeError, match="leave the with block before you train on"):
+            optimizer.step(lambda: F.cross_entropy(model(X[0]), Y[0]))
+        assert torch.equal(model[0].weight, held)
+    assert all(torch.equal(p, x) for p, x in zip(model.parameters(), points[-1], strict=True))
+    run(steps=1, model=model, optimizer=optimizer)
+    assert sum(optimizer.counts.values()) == count + 1

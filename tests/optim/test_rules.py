@@ -204,3 +204,12 @@ def test_a_subclass_with_a_direction_or_metric_of_its_own_is_left_to_itself():
         network, optimizer = run(None, regularizer=L1(0.0), **options)
         assert optimizer.counts["null"] == 5, options
         assert all(torch.equal(x, y) for x, y in zip(network.parameters(), start.parameters(), strict=True))
+
+
+def test_a_rule_that_returns_no_verdict_is_told_so():
+    class Careless(Rule):
+        def judge(self, evidence, state):
+            return True
+
+    with pytest.raises(TypeError, match=r"must return Verdict\(accepted, sigma, rho\), and returned True"):
+        run(Careless())

@@ -279,7 +279,7 @@ class SR2(ProximalOptimizer):
         """
         if self.averaging is None:
             raise ValueError("there is no average: make the optimizer with SR2(..., average=True)")
-        return averaged(self.param_groups, self.state)
+        return averaged(self.param_groups, self.state, self.register_step_pre_hook)
 
     @property
     def sigma(self) -> float:

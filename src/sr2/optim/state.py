@@ -104,6 +104,8 @@ class Outcome(NamedTuple):
         verdict: Verdict, evidence: Evidence, sound: Tensor, state: SearchState, sigma_min: float, forgets: bool = False
     ) -> Outcome:
         """The rule's verdict, but for null steps, batches that are not finite at x, and points outside R's domain."""
+        if not isinstance(verdict, Verdict):
+            raise TypeError(f"a rule's judge must return Verdict(accepted, sigma, rho), and returned {verdict!r}")
         null = (evidence.ss == 0) & sound
         # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
         enters = evidence.dR.isposinf() & evidence.f_trial.isfinite() & sound

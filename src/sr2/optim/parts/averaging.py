@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -68,9 +68,15 @@ class Polynomial(Averaging):
 
 
 @contextmanager
-def averaged(groups: Iterable[Mapping[str, Any]], states: Mapping[Any, State]) -> Iterator[None]:
-    """The average in place of x, zero where a penalized x is zero; afterwards x again, to the bit."""
+def averaged(
+    groups: Iterable[Mapping[str, Any]], states: Mapping[Any, State], before_steps: Callable[[Any], Any]
+) -> Iterator[None]:
+    """The average in place of x, zero where a penalized x is zero; afterwards x again, to the bit.
+
+    before_steps: registers what is called before a step, which would be lost here.
+    """
     swapped: list[tuple[Tensor, Tensor]] = []
+    guard = before_steps(_no_step)
     try:
         with torch.no_grad():
             for group in groups:
@@ -82,9 +88,16 @@ def averaged(groups: Iterable[Mapping[str, Any]], states: Mapping[Any, State]) -
                     x.copy_(states[x][NAME].masked_fill(zero, 0.0))
         yield
     finally:
+        guard.remove()
         with torch.no_grad():
             for x, old in swapped:
                 x.copy_(old)
+
+
+def _no_step(*_: object) -> None:
+    raise RuntimeError(
+        "a step inside averaged() would be lost with the average: leave the with block before you train on"
+    )
 
 
 def as_averaging(average: object) -> Averaging | None:
