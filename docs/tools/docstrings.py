@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: what doctest runs and what is indented as a formula is shown as it stands."""
+"""Docstrings as Markdown: an example that doctest runs is shown as it stands, and is no quotation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import griffe
 
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*(?:\n\n>>> .*(?:\n.+)*)*", re.MULTILINE)
-MATH = re.compile(r"^\.\. math::\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
@@ -20,7 +19,7 @@ class Docstrings(griffe.Extension):
 
 
 def as_markdown(text: str) -> str:
-    """The docstring with its examples and formulas fenced.
+    """The docstring with its examples fenced.
 
     >>> print(as_markdown("It doubles.\\n\\n>>> double(2)\\n4"))
     It doubles.
@@ -30,5 +29,4 @@ def as_markdown(text: str) -> str:
     4
     ```
     """
-    text = EXAMPLE.sub(lambda example: f"```pycon\n{example[0]}\n```", text)
-    return MATH.sub(lambda math: f"```text\n{math[1]}```\n", text)
+    return EXAMPLE.sub(lambda example: f"```pycon\n{example[0]}\n```", text)

@@ -52,13 +52,12 @@ def _again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class SR2(ProximalOptimizer):
-    r"""SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
+    """SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
 
     Each step draws what the closure evaluates, f(., xi_t), and
 
-    .. math::
-        s_t &\in \arg\min_s\; v_t^T s + \tfrac12 \sigma_t |s|^2 + R(x_t + s)\\
-        \rho_t &= \frac{f(x_t) + R(x_t) - f(x_t + s_t) - R(x_t + s_t)}{R(x_t) - R(x_t + s_t) - v_t^T s_t}
+        s   = argmin_s  v's + sigma/2 |s|^2 + R(x + s)
+        rho = (f(x) + R(x) - f(x + s) - R(x + s)) / (R(x) - R(x + s) - v's)
 
     x moves if rho >= eta1. sigma becomes max(sigma_min, gamma3 sigma) if rho >= eta2, gamma1 sigma if rho < eta1, and
     stays in between (`rules.Ratio`); s = 0 is a null step, and sigma stays. One sigma and one decision for all groups.
