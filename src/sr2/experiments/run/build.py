@@ -13,12 +13,14 @@ from torch import nn
 
 from ... import optim, regularizers
 from ...optim import ProximalOptimizer
+from ...optim.parts import metrics
+from ...optim.parts.rules import Ratio
 from ...regularizers import Regularizer
 from .. import data, models
 from ..errors import UserError
 from ..names import check_known
 from . import registry
-from .config import Precision, RunConfig
+from .config import FIRST_DEFAULTS, Precision, RunConfig
 from .network import AUTOCAST
 from .options import as_annotated, parameters, parse_pairs
 
@@ -125,7 +127,10 @@ def _as_user_errors() -> Iterator[None]:
 
 
 def checked(config: RunConfig) -> RunConfig:
-    """The config with `auto` resolved, if it can be run; a UserError that says why, if not. Nothing is loaded."""
+    """The config as it will be run, if it can be; a UserError that says why, if not. Nothing is loaded.
+
+    `auto` is resolved, and what SR2 chooses today where nothing was said is written out (`spelled_out`).
+    """
     config = check_place(config)
     for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
         if getattr(config, name) < least:
@@ -142,11 +147,36 @@ def checked(config: RunConfig) -> RunConfig:
                 raise UserError(f"leave out cooldown={share:g} or {name}={_plain(value)}: they exclude each other")
     if config.certificate and config.optimizer != "sr2":
         raise UserError(f"a certificate is about steps of sr2, and the optimizer is {config.optimizer}")
-    if config.certificate and (config.option("momentum") or config.option("metric")):
-        raise UserError("a certificate is about plain gradients: leave out momentum and metric, or the certificate")
     # What it finds wrong with its options, it says itself.
-    make_optimizer(dataclasses.replace(config, device="cpu"), nn.Linear(2, 2))
+    config = spelled_out(config, make_optimizer(dataclasses.replace(config, device="cpu"), nn.Linear(2, 2)))
+    if config.certificate and (config.option("momentum") or config.option("metric")):
+        raise UserError("a certificate is about plain gradients: add --momentum 0 --metric none, or leave it out")
     return config
+
+
+def spelled_out(config: RunConfig, made: ProximalOptimizer) -> RunConfig:
+    """The config with what SR2's constructor chose by itself, where the first version would have chosen otherwise.
+
+    So a `config.json` means the same run, and has the same key, whatever the constructor's defaults are one day.
+
+    made: the optimizer of the config, on any model.
+    """
+    if config.optimizer != "sr2" or not isinstance(made, optim.SR2):
+        return config
+    rule = type(made.rule)
+    chosen: dict[str, Any] = {
+        "metric": next((name for name, kind in metrics.NAMES.items() if type(made.metric) is kind), "none"),
+        "average": made.averaging is not None,
+        "sigma_min": made.sigma_min,
+    }
+    if "direction" not in config.options:
+        chosen["momentum"] = made.momentum
+    if "rule" not in config.options:
+        chosen["rule"] = "none" if rule is Ratio else f"sr2.rules:{rule.__name__}"
+    if "rule" not in config.options and rule is Ratio:
+        chosen |= {name: getattr(made.rule, name) for name in ("eta1", "eta2", "gamma1", "gamma3")}
+    chosen = {name: value for name, value in chosen.items() if value != FIRST_DEFAULTS[name]}
+    return config.having(**{**chosen, **config.options})
 
 
 def check_place(config: RunConfig) -> RunConfig:
