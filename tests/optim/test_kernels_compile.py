@@ -20,7 +20,7 @@ from sr2.regularizers import selection, selection_kernels
 KINDS = {"sizes": "*i64", "pointers": "*i64", "chunk_start": "*i64", "chunk_tensor": "*i32", "m_newest": "fp32"}
 KINDS |= {"q_newest": "fp32", "eps": "fp32"}
 KINDS |= {"tensors": "i32", "chunks": "i32", "flag": "*i1"}
-KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound")}
+KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound", "learns")}
 KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "broken")}
 SIZES = {"CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
 

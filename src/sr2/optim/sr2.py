@@ -186,7 +186,7 @@ class SR2(ProximalOptimizer):
         """The rule's verdict on this step; in one kernel where the rule declares its constants."""
         state, losses, rounding = self._search, f.losses(), self._rounding(f.loss)
         if isinstance(move, FusedMove) and self.capturable and self._process_group is None and self.rule.constants:
-            return move.judge(losses, self.rule.constants, self.sigma_min, rounding, state)
+            return move.judge(losses, self.rule, self.sigma_min, rounding, state)
         evidence = Evidence.gather(losses, model, rounding, self._process_group, state.sigma.device)
         if self.batch_growth is not None and state.batch is not None:
             noise = self._noise.estimate(self._process_group) if f.objective is None and self._noise else 0.0

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...numerics import capturing
 from ..parts.metrics import State
-from ..parts.rules import Constants, Rounding
+from ..parts.rules import Rounding, Rule
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
 from .base import NEEDS_A_STEP, Model, Proposal, settle_on_host
@@ -51,7 +51,7 @@ class FusedMove:
         self._capturable = capturable
         self._layout: tuple[Any, ...] = ()
         self._moments: list[Moment] = []
-        self._ratio: FusedRatio | None = None
+        self._judge: FusedJudge | None = None
 
     @staticmethod
     def fits(proposals: Sequence[Proposal]) -> bool:
@@ -142,16 +142,16 @@ class FusedMove:
     def judge(
         self,
         losses: Sequence[Tensor],
-        constants: Constants,
+        rule: Rule,
         sigma_min: float,
         rounding: Rounding,
         state: SearchState,
     ) -> Outcome:
-        """Algorithm 1's decision on this step in one kernel more, which writes the state too."""
-        wanted = (constants, sigma_min, rounding)
-        if self._ratio is None or self._ratio.made_for != wanted:
-            self._ratio = FusedRatio(*wanted, self.sums.device)
-        return self._ratio.judge(losses, self.sums, state)
+        """The rule's decision on this step in one kernel more, which writes the state too."""
+        wanted = (rule, sigma_min, rounding)
+        if self._judge is None or self._judge.made_for != wanted:
+            self._judge = FusedJudge(*wanted, self.sums.device)
+        return self._judge.judge(losses, self.sums, state)
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
@@ -265,23 +265,24 @@ class Moment:
         torch._foreach_copy_([state[f"{self.name}_weight"] for state in states], weights)
 
 
-class FusedRatio:
-    """Algorithm 1's decision in one kernel, for a fused move whose rule declares its constants.
+class FusedJudge:
+    """A rule's decision in one kernel, for a fused move whose rule declares its constants.
 
-    It judges and writes the state in one launch instead of a hundred; `Ratio.judge` and `SearchState.record` are its
+    It judges and writes the state in one launch instead of a hundred; `Rule.judge` and `SearchState.record` are its
     oracles.
 
     Args:
-        constants: the rule's.
+        rule: `Ratio` or `Tolerant`.
         sigma_min: the least sigma.
         rounding: how well f is known.
     """
 
-    def __init__(self, constants: Constants, sigma_min: float, rounding: Rounding, device: torch.device) -> None:
-        self.made_for = (constants, sigma_min, rounding)
-        numbers = (*constants, sigma_min, 10 * rounding.eps, rounding.coarse, FORGET)
+    def __init__(self, rule: Rule, sigma_min: float, rounding: Rounding, device: torch.device) -> None:
+        self.made_for = (rule, sigma_min, rounding)
+        assert rule.constants is not None
+        numbers = (*rule.constants, sigma_min, 10 * rounding.eps, rounding.coarse, FORGET, float(rule.forgets))
         self._constants = torch.tensor(numbers, dtype=_F64, device=device)
-        self._accepted, self._null, self._sound = (torch.zeros((), dtype=torch.bool, device=device) for _ in range(3))
+        self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(4)]
 
     def judge(self, losses: Sequence[Tensor], sums: Tensor, state: SearchState) -> Outcome:
         """From the loss, f(x) and f(x + s), and the sums of the move."""
@@ -293,13 +294,11 @@ class FusedRatio:
             *state.counts,
             *state.moments,
             *state.figures,
-            self._accepted,
-            self._null,
-            self._sound,
+            *self._flags,
             enable_fp_fusion=False,
             num_warps=1,
         )
-        return Outcome(self._accepted, self._null, self._sound, self._sound, state.figures.rho, state.sigma, None, {})
+        return Outcome(*self._flags, state.figures.rho, state.sigma, None, {})
 
 
 def _dense(x: Tensor) -> bool:

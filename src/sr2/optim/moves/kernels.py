@@ -151,7 +151,7 @@ def decide(
     f_pointer,
     trial_pointer,
     sums,  # float64: v's, R(x) - R(x + s), |s|^2, how many v are not finite
-    constants,  # float64: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, 10 eps, coarse, the forgetting factor
+    constants,  # float64: `Constants`, sigma_min, 10 eps, coarse, the forgetting factor, whether the rule forgets
     sigma_pointer,
     accepted_count,  # `Counts`, int64
     rejected_count,
@@ -173,8 +173,9 @@ def decide(
     accepted_out,  # of the `Outcome`
     null_out,
     sound_out,
+    learns_out,
 ):
-    """`Ratio.judge`, `Outcome.of` and `SearchState.record`, for one step: a hundred tiny launches in one."""
+    """`Ratio.judge` or `Tolerant.judge`, `Outcome.of` and `SearchState.record`, for one step: a hundred tiny launches in one."""
     loss = tl.load(loss_pointer).to(tl.float64)
     f = tl.load(f_pointer).to(tl.float64)
     f_trial = tl.load(trial_pointer).to(tl.float64)
@@ -187,25 +188,27 @@ def decide(
     gamma1 = tl.load(constants + 2)
     gamma2 = tl.load(constants + 3)
     gamma3 = tl.load(constants + 4)
-    sigma_min = tl.load(constants + 5)
-    forget = tl.load(constants + 8)
+    known = tl.load(constants + 5)
+    sigma_min = tl.load(constants + 6)
+    forget = tl.load(constants + 9)
+    forgets = tl.load(constants + 10) != 0.0
 
     # y - y is 0 if and only if y is finite
     sound = (loss - loss == 0.0) & (f - f == 0.0) & (tl.load(sums + 3) == 0.0)
     actual = f - f_trial + dR
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
-    slack = tl.load(constants + 6) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
+    slack = tl.load(constants + 7) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
     size = tl.abs(f_trial)
     margin = -tl.log(tl.where(size > 1e-300, size, 1e-300))
-    coarse = tl.load(constants + 7) * size * tl.where(margin > 1.0, margin, 1.0)
+    coarse = tl.load(constants + 8) * size * tl.where(margin > 1.0, margin, 1.0)
     slack = tl.where(coarse > slack, coarse, slack)
     numerator = actual + slack
     denominator = predicted + slack
     null = (ss == 0.0) & sound
     usable = finite & (ss != 0.0) & (denominator > 0.0)
     accepted = usable & (numerator >= eta1 * denominator) & sound
-    very = accepted & (numerator >= eta2 * denominator)
+    very = accepted & (numerator >= eta2 * denominator) & (predicted > known * slack)
     rejected = sound & (accepted == 0) & (null == 0)
     lower = gamma3 * sigma
     lower = tl.where(lower > sigma_min, lower, sigma_min)
@@ -235,3 +238,4 @@ def decide(
     tl.store(accepted_out, accepted.to(tl.int8))
     tl.store(null_out, null.to(tl.int8))
     tl.store(sound_out, sound.to(tl.int8))
+    tl.store(learns_out, (sound & (accepted | null | (forgets == 0))).to(tl.int8))
