@@ -17,7 +17,9 @@ from sr2.optim.moves import fused
 from sr2.optim.moves.choose import choose
 from sr2.optim.moves.fused import FusedJudge, FusedMove
 from sr2.optim.parts.rules import Evidence, Ratio, Rounding
+from sr2.optim.parts.testing import LARGEST
 from sr2.optim.state import Counts, Outcome, SearchState
+from sr2.optim.trust import on_trust
 from sr2.rules import Tolerant
 from tests.tools import LargeTensors
 
@@ -113,7 +115,8 @@ def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturab
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
 @pytest.mark.parametrize("coarse", [0.0, 0.3])
 @pytest.mark.parametrize("rule", [Ratio(7.5e-4, 0.99, 5.56, 7.0, 0.8), Tolerant(0.5), Tolerant()], ids=str)
-def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse):
+@pytest.mark.parametrize("trusting", [False, True])
+def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse, trusting):
     sigma_min, generator = 1.0, torch.Generator().manual_seed(0)
     seen = set()
 
@@ -132,21 +135,30 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
             loss = f = torch.tensor(math.nan)
         if case % 8 == 7:  # a step as long as rounding: Tolerant leaves sigma
             vs, dR, f_trial, f = -number(1e-6), 0 * dR, loss, loss
-        mine, other = SearchState.start(sigma, {}, None), SearchState.start(sigma, {}, None)
+        tested = not trusting or case % 5 > 1
+        if not tested:
+            f = f_trial = loss
+        largest = {LARGEST: float(number(0.2))} if trusting else {}
+        mine, other = SearchState.start(sigma, largest, None), SearchState.start(sigma, largest, None)
         for a, b in zip(mine.moments, other.moments, strict=True):
             a.copy_(b.copy_(number()))
         rounding = Rounding(1e-7, coarse)
         kernel = FusedJudge(rule, sigma_min, rounding, torch.device("cpu"))
-        fused_outcome = kernel.judge([loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), mine)
+        fused_outcome = kernel.judge([loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), mine, tested=tested)
         slack = rounding.slack(f.double(), f_trial.double())
         evidence = Evidence(
             loss.double(), f.double(), f_trial.double(), vs, dR, ss, sigma * ss, slack, torch.tensor(True)
         )
         sound = loss.isfinite() & f.isfinite()
-        expected = Outcome.of(rule.judge(evidence, other), evidence, sound, other, sigma_min, rule.forgets)
+        if tested:
+            expected = Outcome.of(rule.judge(evidence, other), evidence, sound, other, sigma_min, rule.forgets)
+        else:
+            expected = on_trust(evidence, None, rule, other, sigma_min, capturable=True)
         other.record(expected)
+        assert fused_outcome.tested == tested
         for name in ("accepted", "null", "sound", "learns", "sigma"):
             assert getattr(fused_outcome, name) == getattr(expected, name), name
+        assert mine.memory == other.memory
         for name in ("sigma", "counts", "moments", "figures"):
             one, two = (
                 torch.atleast_1d(torch.stack(v) if isinstance(v, tuple) else v)
@@ -156,7 +168,7 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
         counts = mine.counts._asdict()
         assert sum(counts.values()) == 1
         seen |= {name for name, count in counts.items() if count}
-    assert seen == set(Counts._fields)
+    assert seen == set(Counts._fields) - (set() if trusting else {"untested"})
 
 
 @pytest.mark.parametrize(
@@ -193,6 +205,29 @@ def test_training_on_the_kernels_is_training(rule, regularizer, metric, momentum
         assert row.sigma == pytest.approx(other.sigma)
     for x, z in zip(xs, zs, strict=True):
         torch.testing.assert_close(x, z, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.009, 0.7, 1.0])
+@torch.no_grad()
+def test_the_kernels_of_average_and_return_are_lerp_and_choice(weight):
+    quick = proposals(L1(1e-2), 1.0)
+    move = FusedMove(capturable=True)
+    move.use(quick)
+    move.to_trial()
+    xs = [x for p in quick for x in p.xs]
+    others = [torch.randn_like(x) for x in xs]
+    assert move._knows(xs, others)
+    assert not move._knows(xs[1:], others[1:])
+    for tensors in (slice(None), slice(1, None)):  # by the kernel, and without it
+        averages = [t.clone(memory_format=torch.preserve_format) for t in others[tensors]]
+        move.toward(averages, xs[tensors], torch.tensor(weight, dtype=F64))
+        for a, t, x in zip(averages, others[tensors], xs[tensors], strict=True):
+            torch.testing.assert_close(a, torch.lerp(t, x, weight), rtol=1e-6, atol=1e-7)
+        before = [x.clone() for x in xs]
+        move.take_if(torch.tensor(False), xs[tensors], others[tensors])
+        assert all(torch.equal(x, y) for x, y in zip(xs, before, strict=True))
+        move.take_if(torch.tensor(True), xs[tensors], others[tensors])
+        assert all(torch.equal(x, t) for x, t in zip(xs[tensors], others[tensors], strict=True))
 
 
 @torch.no_grad()
