@@ -32,9 +32,11 @@ from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Ratio, Rounding, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
+from .parts.testing import as_testing
 from .state import Figures, Outcome, SearchState, StepInfo
 from .theory.batch_growth import BatchGrowth, GradientNoise
 from .theory.stationarity import Stationarity
+from .trust import hold, is_tested, on_trust
 
 
 class SR2(ProximalOptimizer):
@@ -78,6 +80,9 @@ class SR2(ProximalOptimizer):
         steps: how many steps there will be. The last three tenths are a cooldown, and a budget shrinks from step
             0.1 n to step 0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
         average: keep an average of the iterates too, `Polynomial()` or an object of `sr2.averaging`; see `averaged`.
+        test_every: k evaluates x + s only at every k-th step, the first one included. In between it is kept on trust,
+            at the price of one forward and backward; where a test fails, x goes back to the last point that passed, of
+            which a copy is kept. "auto" lets k grow to 16 while nothing fails. With k > 1 no theorem is claimed.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the way to
             read; None takes a fused kernel on CUDA where R and direction have one, and else is True.
@@ -111,6 +116,7 @@ class SR2(ProximalOptimizer):
         reach: tuple[int, int] | None = None,
         steps: int | None = None,
         average: bool | Averaging = False,
+        test_every: int | str = 1,
         penalize: str = "weights",
         foreach: bool | None = None,
         capturable: bool = False,
@@ -126,12 +132,12 @@ class SR2(ProximalOptimizer):
         self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooldown is not None)
         check_sigma(sigma, sigma_min)
         self.sigma_min, self.autocast, self.epsilon, self.batch_growth = sigma_min, autocast, epsilon, batch_growth
+        self.averaging, self.testing = as_averaging(average), as_testing(test_every)
         check_options(self, capturable)
-        self.averaging = as_averaging(average)
         shared: dict[str, Any] = {"metric": metric, "penalize": penalize, "foreach": foreach}
         super().__init__(params, regularizer, {}, capturable=capturable, compile=compile, **shared)
         self.reach = planned_reach(reach, steps, (group["regularizer"] for group in self.param_groups))
-        remembered = self.rule.memory() | (self.schedule.memory() if self.schedule else {})
+        remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
         self._search.batch = None if batch_growth is None else batch_growth.batch
         self._place()
@@ -150,17 +156,19 @@ class SR2(ProximalOptimizer):
             objective: returns f of the full problem, to test the step on it and not on the batch, as Algorithm 1 says.
         """
         state = self._search
-        with self._begun(closure), self._twice(closure, objective) as f:
+        with self._begun(closure), self._twice(closure, objective, is_tested(self.testing, state)) as f:
             loss = f.at_x()  #                                    1  f(x), g
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
             model = move.to_trial()  #                               x <- x + s;  v's, R(x) - R(x + s), |s|^2
-            f.at_trial()  #                                       3  f(x + s)
+            f.at_trial()  #                                       3  f(x + s), unless x + s is kept on trust
             outcome = self._judge(f, model, move)  #              4  rho: keep? next sigma?
             f.settle(outcome)  #                                  5  keep x + s, or put x back
             state.record(outcome)
+        if self.testing is not None:
+            hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
-            self.averaging.update(self._parameters(), [self.state[p] for p in self._parameters()], state.steps)
+            self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
         f.look(outcome)
         return loss
 
@@ -180,9 +188,11 @@ class SR2(ProximalOptimizer):
         """The rule's verdict on this step; in one kernel where the rule declares its constants."""
         state, losses, rounding = self._search, f.losses(), self._rounding(f.loss)
         if isinstance(move, FusedMove) and self.capturable and self._process_group is None and self.rule.constants:
-            return move.judge(losses, self.rule.constants, self.sigma_min, rounding, state)
+            return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested)
         where: tuple[Any, torch.device] = (self._process_group, state.sigma.device)
         evidence = Evidence.gather(losses, model, rounding, *where, reaching=self.reach is not None)
+        if not f.tested:
+            return on_trust(evidence, move, self.rule, state, self.sigma_min, capturable=self.capturable)
         if self.batch_growth is not None and state.batch is not None:
             noise = self._noise.estimate(self._process_group) if f.objective is None and self._noise else 0.0
             larger = self.batch_growth.larger(evidence, state.batch, noise)
@@ -191,7 +201,7 @@ class SR2(ProximalOptimizer):
                 return Outcome.called_off(evidence, state)
         sound = evidence.all_finite
         if self.capturable or not sound:
-            sound = sound_at_x(evidence, move, capturable=self.capturable)
+            sound = sound_at_x(evidence, move, capturable=self.capturable or state.pace.away)
         verdict = self.rule.judge(evidence, state)
         return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
 
@@ -199,14 +209,15 @@ class SR2(ProximalOptimizer):
         dtypes = (x.dtype for group in self.param_groups for x in group["params"])
         return Rounding.of(loss.dtype, dtypes, self.autocast or self._watch.autocast)
 
-    def _twice(self, closure: Closure | None, objective: Closure | None) -> TwoEvaluations:
+    def _twice(self, closure: Closure | None, objective: Closure | None, tested: bool = True) -> TwoEvaluations:
         """The two evaluations of a step; an interrupt leaves x, buffers and generators as before it."""
         if not callable(closure):
             raise TypeError(NO_CLOSURE)
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        parameters = self._parameters()
         self._noise = GradientNoise(parameters) if self.batch_growth else None
         given: dict[str, Any] = {"objective": objective, "capturable": self.capturable, "twin": self._twin}
-        return TwoEvaluations(closure, self._module, parameters, around=self._noise, watch=self._watch, **given)
+        given |= {"around": self._noise, "watch": self._watch}
+        return TwoEvaluations(closure, self._module, parameters, tested, **given)
 
     # ---- before the first step
 
@@ -300,9 +311,9 @@ class SR2(ProximalOptimizer):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t."""
-        counts = self._search.counts
-        return dict(zip(counts._fields, torch.stack(counts).tolist(), strict=True))
+        """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t; with
+        `test_every` also those that were kept on trust."""
+        return self._search.counted(untested=self.testing is not None)
 
     @property
     def stationarity(self) -> Stationarity:
