@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import sr2
+from sr2.experiments.baselines import GMP, SGD, AdamW
 from sr2.experiments.errors import UserError
 from sr2.experiments.run.build import checked, make_optimizer, make_regularizer
 from sr2.experiments.run.config import FIRST_OPTIONS, Precision, RunConfig
@@ -22,7 +23,7 @@ from sr2.schedules import Cooldown
 def test_every_exported_regularizer_and_optimizer_has_a_name() -> None:
     exported = [c for n in sr2.__all__ if isinstance(c := getattr(sr2, n), type)]
     assert set(REGULARIZERS.values()) == {c for c in exported if issubclass(c, sr2.Regularizer)} - {sr2.Regularizer}
-    assert set(OPTIMIZERS.values()) == {c for c in exported if issubclass(c, torch.optim.Optimizer)}
+    assert set(OPTIMIZERS.values()) == {c for c in exported if issubclass(c, torch.optim.Optimizer)} | {AdamW, SGD, GMP}
     tricky = {
         "l0_ball": sr2.L0Ball,
         "group_l2": sr2.GroupL2,

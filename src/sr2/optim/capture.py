@@ -7,8 +7,6 @@ from typing import Generic, TypeVar
 
 import torch
 
-from .base import ProximalOptimizer
-
 T = TypeVar("T")
 
 
@@ -40,10 +38,10 @@ class CapturedStep(Generic[T]):
         warmup: how often to run it before the capture, at least once.
     """
 
-    def __init__(self, optimizer: ProximalOptimizer, body: Callable[[], T], warmup: int = 3) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, body: Callable[[], T], warmup: int = 3) -> None:
         if not torch.cuda.is_available():
             raise RuntimeError("CapturedStep needs a CUDA device: call optimizer.step directly on the CPU")
-        if not optimizer.capturable:
+        if not getattr(optimizer, "capturable", False):
             raise ValueError(f"CapturedStep needs {type(optimizer).__name__}(..., capturable=True)")
         for _ in range(max(1, warmup)):
             run_beside(body)
@@ -53,12 +51,12 @@ class CapturedStep(Generic[T]):
         self._default = torch.cuda.default_generators[torch.cuda.current_device()]
         self._twin = self._default.clone_state()
         self.graph.register_generator_state(self._twin)
-        optimizer._twin = self._twin
+        optimizer._twin = self._twin  # type: ignore[attr-defined]
         try:
             with torch.cuda.graph(self.graph):
                 self._result = body()
         finally:
-            optimizer._twin = None
+            optimizer._twin = None  # type: ignore[attr-defined]
 
     def __call__(self) -> T:
         """Replay: one more step."""

@@ -15,6 +15,7 @@ from ... import optim, regularizers
 from ...optim import ProximalOptimizer
 from ...regularizers import Regularizer
 from .. import data, models
+from ..baselines import Baseline
 from ..errors import UserError
 from ..names import check_known
 from . import registry
@@ -47,10 +48,10 @@ def make_regularizer(config: RunConfig) -> Regularizer | None:
     return made  # type: ignore[no-any-return]
 
 
-def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer:
+def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer | Baseline:
     """The optimizer of the model's parameters, with its options and its regularizer.
 
-    steps: of the whole run, which a cooldown must know.
+    steps: of the whole run, which a cooldown and the schedules of baselines must know.
     """
     regularizer = make_regularizer(config)
     constructor = registry.find_optimizer(config.optimizer)
@@ -63,13 +64,16 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
             options["batch_growth"] = optim.BatchGrowth(kappa, config.batch, largest=config.largest_batch)
         if options.pop("cooldown", None) is not None and cools_by_itself(config.optimizer):
             options["cooldown"] = cooldown_steps(config, steps)
-        options |= {name: value for name, value in _given(config).items() if name in takes or name == "penalize"}
+        if (density := getattr(config, "density", None)) is not None and "density" in takes:
+            options.setdefault("density", density)
+        given = {"steps": steps, **_given(config)}
+        options |= {name: value for name, value in given.items() if name in takes or name == "penalize"}
         try:
             inspect.signature(constructor).bind(model, regularizer, **options)
         except TypeError as error:
             raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}: {error}") from error
         made = constructor(model, regularizer, **options)
-    if not isinstance(made, ProximalOptimizer):
+    if not isinstance(made, ProximalOptimizer | Baseline):
         raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}, and returned a {type(made).__name__}")
     return made
 
@@ -126,7 +130,7 @@ def _as_user_errors() -> Iterator[None]:
 
 def checked(config: RunConfig) -> RunConfig:
     """The config with `auto` resolved, if it can be run; a UserError that says why, if not. Nothing is loaded."""
-    config = check_place(config)
+    config = without_regularizer(check_place(config))
     for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
         if getattr(config, name) < least:
             raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
@@ -147,6 +151,15 @@ def checked(config: RunConfig) -> RunConfig:
     # What it finds wrong with its options, it says itself.
     make_optimizer(dataclasses.replace(config, device="cpu"), nn.Linear(2, 2))
     return config
+
+
+def without_regularizer(config: RunConfig) -> RunConfig:
+    """The config of an optimizer that takes no regularizer; one that was asked for is a UserError."""
+    if config.regularizer == "none" or registry.takes_regularizer(config.optimizer):
+        return config
+    if any(getattr(config, name) != getattr(RunConfig, name) for name in ("regularizer", "lam", "reg")):
+        raise UserError(f"{config.optimizer} has no regularizer: leave out --regularizer, --lam and --reg")
+    return dataclasses.replace(config, regularizer="none")
 
 
 def check_place(config: RunConfig) -> RunConfig:

@@ -164,7 +164,12 @@ class RunConfig(Settings):
         >>> RunConfig(regularizer="lp", reg=("p=0.5",)).label
         'SR2 lp 0.001 p=0.5'
         """
-        return " ".join([registry.printed(self.optimizer), self.regularizer, *self._lam(), *self.reg])
+        density = self.option("density")
+        own = [] if density is None else [f"density={density:g}"]
+        penalty = [self.regularizer, *self._lam(), *self.reg]
+        if ":" not in self.optimizer and not registry.takes_regularizer(self.optimizer):
+            penalty = []
+        return " ".join([registry.printed(self.optimizer), *penalty, *own])
 
     def _lam(self) -> list[str]:
         own = ":" in self.regularizer  # a name must not depend on whether the user's module can be imported

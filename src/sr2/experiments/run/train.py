@@ -115,7 +115,7 @@ class Trainer:
         self.runner.begin(self.epoch)
         while not self.runner.done:
             seen = self.runner.examples
-            self.view.cool(self.steps)
+            self.view.before_step(self.steps)
             try:
                 self.runner.run()
             except FloatingPointError as error:
