@@ -131,7 +131,7 @@ def _as_user_errors() -> Iterator[None]:
 def checked(config: RunConfig) -> RunConfig:
     """The config with `auto` resolved, if it can be run; a UserError that says why, if not. Nothing is loaded."""
     config = without_regularizer(check_place(config))
-    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
+    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("hold_out", 0)):
         if getattr(config, name) < least:
             raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
     if config.seed >= 2**63:

@@ -37,6 +37,9 @@ class Settings:
     )
     epochs: int = setting(30, "Passes over the training examples.")
     batch: int = setting(128, "Examples per step.")
+    hold_out: int = setting(
+        0, "So many training examples are not trained on and take the test examples' place: for choices."
+    )
     options: Mapping[str, Value] = field(default_factory=dict)
     """Of the optimizer; one that is not here stays at the optimizer's own default, and "none" is None."""
     largest_batch: int = setting(4096, "With batch_growth: the largest batch.")
