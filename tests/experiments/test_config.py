@@ -95,6 +95,7 @@ def test_the_key_tells_every_setting_apart() -> None:
         "reg": ("p=1",),
         "penalize": "all",
         "epochs": 1,
+        "hold_out": 100,
         "batch": 1,
         "seed": 1,
         "metric": "adam",
