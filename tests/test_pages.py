@@ -96,6 +96,12 @@ def test_the_table_of_regularizers_is_the_codes():
     assert sorted(re.findall(r"\(figures/prox-(\w+)\.png\)", page)) == sorted(classes)
 
 
+def test_formulas_are_plain_text():
+    """A page fetches nothing, so no renderer of LaTeX: docstrings are read in a terminal too."""
+    for path in (ROOT / "src").rglob("*.py"):
+        assert ".. math::" not in path.read_text(encoding="utf-8"), f"{path.name}: indent the formula as plain text"
+
+
 def test_the_site_builds_and_every_link_leads_somewhere(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings_handlers.python")
