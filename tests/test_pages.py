@@ -22,12 +22,18 @@ import torch
 
 import sr2
 from sr2.cli import main
+from sr2.experiments.paper.recipes import cells
 from sr2.experiments.paper.summary import summary
 from sr2.experiments.run.store import find_runs
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+FILES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
+TINY = {  # what makes a command small enough to run here: the last of two equal flags counts
+    "train": ["--model", "mlp", "--epochs", "1", "--batch", "300"],
+    "compare": ["--model", "mlp", "--epochs", "1", "--batch", "400", "--lams", "1e-3", "--seeds", "0"],
+}
 NEEDS = {
     "CUDA": torch.cuda.is_available,
     "onnx": lambda: all(map(importlib.util.find_spec, ("onnx", "onnxscript"))),
@@ -79,6 +85,34 @@ def test_every_flag_of_a_command_exists(command, capsys):
     said = capsys.readouterr().out
     for flag in (word for word in words if word.startswith("--")):
         assert f"{flag} " in said, f"sr2 {' '.join(words[:depth])} has no {flag}"
+
+
+def test_the_commands_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("results").symlink_to(ROOT / "results")
+    lines = [line for text in PAGES.values() for block in SHELL.findall(text) for line in block.splitlines()]
+    ran = []
+    for words in (shlex.split(line)[1:] for line in lines if line.startswith("sr2 ") and "--device cuda" not in line):
+        if words[:2] == ["paper", "run"] or "(default" in words:
+            continue  # needs CIFAR
+        assert main([*words, *TINY.get(words[0], [])]) == 0, words
+        ran.append(words[0])
+    assert {"train", "compare", "prune", "report", "paper"} == set(ran)
+    assert (tmp_path / "runs" / "report" / "index.html").exists()
+    assert "not run" in capsys.readouterr().out
+
+
+def test_the_recipes_that_are_named_exist():
+    named = {cell for text in PAGES.values() for cell in re.findall(r"sr2 paper run ([a-z]\S+)", text)}
+    assert named
+    assert named <= set(cells())
+
+
+def test_the_demo_is_the_makefiles():
+    """The numbers that the page states about the demo are those of its command."""
+    recipe, page = (ROOT / "Makefile").read_text(encoding="utf-8"), PAGES["docs/results.md"]
+    assert all(words in recipe for words in ("--epochs 120", "--momentum 0.9", "proxgen,lr=0.3"))
+    assert len(re.findall(r"^\| (?:l1|l0|none)\b.*1 × 120 \|$", page, re.MULTILINE)) == 18
 
 
 def test_the_results_are_those_of_the_folder():
