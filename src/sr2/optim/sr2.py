@@ -264,8 +264,10 @@ class SR2(Reading, ProximalOptimizer):
         else:
             with untouched(self._module, parameters), self._twice(closure, None) as f:
                 start.check_finite(f.at_x(), self._process_group, strict=strict)
-                moves = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), self._process_group)
-                sigma = start.searched(partial(f.rho, *moves), self.sigma_min)
+                made = (lambda sigma: self._moves(self._proposals(sigma)), start.half_left(penalized))
+                sigma = start.searched(
+                    partial(f.rho, *made, self._rounding(f.loss), self._process_group), self.sigma_min
+                )
         self._search.begin(sigma, self.param_groups)
 
     def _take_constants(self) -> None:

@@ -51,6 +51,11 @@ class Regularizer:
             cls.coefficients = property(lambda self: None)  # type: ignore[assignment, method-assign]
 
     @property
+    def budget(self) -> bool:
+        """Whether R limits a number, so that it can shrink from everything to its own (`Reach`)."""
+        return False
+
+    @property
     def by_tensor(self) -> bool:
         """Whether R is a sum over tensors: what is written one tensor at a time is."""
         return type(self).prox_of is Regularizer.prox_of

@@ -16,6 +16,10 @@ class Budget(Regularizer):
 
     _share: Tensor | None = None
 
+    @property
+    def budget(self) -> bool:
+        return True
+
     def at_strength(self, share: Tensor) -> Self:
         """With own + (all - own) (1 - share)^3 for a budget: a cubic from everything to its own.
 
@@ -34,11 +38,6 @@ class Budget(Regularizer):
         shrinking = copy.copy(self)
         object.__setattr__(shrinking, "_share", check_share(share))
         return shrinking
-
-    @property
-    def shrinks(self) -> bool:
-        """Whether it is on its way, or may be."""
-        return self._share is not None
 
     def _now(self, own: int | Tensor, everything: int | Tensor) -> int | Tensor:
         """The budget at this share; a number of the device where the share is one."""
