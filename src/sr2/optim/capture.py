@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from .base import ProximalOptimizer
 from .parts.testing import Testing
 from .trust import is_tested
 
@@ -68,10 +67,10 @@ class CapturedStep(Generic[T]):
         warmup: how often to run it before the capture, at least once.
     """
 
-    def __init__(self, optimizer: ProximalOptimizer, body: Callable[[], T], warmup: int = 3) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, body: Callable[[], T], warmup: int = 3) -> None:
         if not torch.cuda.is_available():
             raise RuntimeError("CapturedStep needs a CUDA device: call optimizer.step directly on the CPU")
-        if not optimizer.capturable:
+        if not getattr(optimizer, "capturable", False):
             raise ValueError(f"CapturedStep needs {type(optimizer).__name__}(..., capturable=True)")
         for _ in range(max(1, warmup)):
             run_beside(body)
@@ -81,11 +80,11 @@ class CapturedStep(Generic[T]):
         self._default = torch.cuda.default_generators[torch.cuda.current_device()]
         self._twin = self._default.clone_state()
         self._testing: Testing | None = getattr(optimizer, "testing", None)
-        optimizer._twin = self._twin
+        optimizer._twin = self._twin  # type: ignore[attr-defined]
         try:
             self._captured = {tested: self._capture(tested) for tested in ((True, False) if self._testing else (True,))}
         finally:
-            optimizer._twin = None
+            optimizer._twin = None  # type: ignore[attr-defined]
 
     def _capture(self, tested: bool) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()
