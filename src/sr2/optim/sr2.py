@@ -33,7 +33,8 @@ from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Ratio, Rounding, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .parts.testing import as_testing
-from .state import Figures, Outcome, SearchState, StepInfo
+from .records import Figures, StepInfo
+from .state import Outcome, SearchState
 from .theory.batch_growth import BatchGrowth, GradientNoise
 from .theory.stationarity import Stationarity
 from .trust import hold, is_tested, on_trust
@@ -168,7 +169,8 @@ class SR2(ProximalOptimizer):
             hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
-            self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
+            xs = self._parameters()
+            self.averaging.update(xs, [self.state[x] for x in xs], state.steps, move.toward)
         f.look(outcome, asks=self.testing is None)
         return loss
 

@@ -30,17 +30,21 @@ class Averaging(ABC):
     def weight(self, t: Tensor) -> Tensor:
         """The weight of x_t in the average of x_1, ..., x_t: a 0-dim tensor, without a host read."""
 
-    def update(self, xs: Sequence[Tensor], states: Mapping[Any, State], t: Tensor, toward: Toward) -> None:
+    def update(self, xs: Sequence[Tensor], states: Sequence[State], t: Tensor, toward: Toward | None = None) -> None:
         """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step.
 
-        toward: does it, given the averages, x and the weight.
+        toward: does it, given the averages, x and the weight; by default the host looks at the weight.
         """
-        for x in xs:
-            if NAME not in states[x]:
+        for x, state in zip(xs, states, strict=True):
+            if NAME not in state:
                 if capturing():
                     raise RuntimeError("an average needs a step before a CUDA graph is captured")
-                states[x][NAME] = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
-        toward([states[x][NAME] for x in xs], xs, self.weight(t))
+                state[NAME] = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
+        averages, weight = [state[NAME] for state in states], self.weight(t)
+        if toward is None:
+            move_toward(averages, xs, weight, looking=weight.device.type == "cpu")
+        else:
+            toward(averages, xs, weight)
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,18 @@ class Polynomial(Averaging):
 
     def weight(self, t: Tensor) -> Tensor:
         return (self.k + 1) / (self.k + t.double())
+
+
+def move_toward(averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor, *, looking: bool) -> None:
+    """Averages go this share of the way to x: in one pass where the host may look at the weight, else in three."""
+    if looking:
+        torch._foreach_lerp_(list(averages), list(xs), float(weight))
+        return
+    change = torch._foreach_sub(list(xs), list(averages))
+    for device in {x.device for x in xs}:
+        here = [i for i, x in enumerate(xs) if x.device == device]
+        torch._foreach_mul_([change[i] for i in here], weight.to(device))
+    torch._foreach_add_(list(averages), change)
 
 
 @contextmanager
