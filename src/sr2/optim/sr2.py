@@ -172,8 +172,7 @@ class SR2(Reading, ProximalOptimizer):
             hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
-            xs = self._parameters()
-            self.averaging.update(xs, [self.state[x] for x in xs], state.steps, move.toward)
+            self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
         f.look(outcome, asks=self.testing is None)
         return loss
 

@@ -30,21 +30,17 @@ class Averaging(ABC):
     def weight(self, t: Tensor) -> Tensor:
         """The weight of x_t in the average of x_1, ..., x_t: a 0-dim tensor, without a host read."""
 
-    def update(self, xs: Sequence[Tensor], states: Sequence[State], t: Tensor, toward: Toward | None = None) -> None:
+    def update(self, xs: Sequence[Tensor], states: Mapping[Any, State], t: Tensor, toward: Toward) -> None:
         """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step.
 
-        toward: does it, given the averages, x and the weight; by default the host looks at the weight.
+        toward: does it, given the averages, x and the weight, as `move_toward`.
         """
-        for x, state in zip(xs, states, strict=True):
-            if NAME not in state:
+        for x in xs:
+            if NAME not in states[x]:
                 if capturing():
                     raise RuntimeError("an average needs a step before a CUDA graph is captured")
-                state[NAME] = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
-        averages, weight = [state[NAME] for state in states], self.weight(t)
-        if toward is None:
-            move_toward(averages, xs, weight, looking=weight.device.type == "cpu")
-        else:
-            toward(averages, xs, weight)
+                states[x][NAME] = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
+        toward([states[x][NAME] for x in xs], xs, self.weight(t))
 
 
 @dataclass(frozen=True)
