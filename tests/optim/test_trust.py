@@ -137,7 +137,7 @@ def test_a_bad_batch_between_tests_goes_back_and_leaves_no_trace(factor, captura
     train(1, model, optimizer, first=6)
     buffers = [b.clone() for b in model.buffers()]
     states = [{k: torch.as_tensor(v).clone() for k, v in optimizer.state[p].items()} for p in model.parameters()]
-    sigma, broken = optimizer.sigma, optimizer.counts["broken"]
+    sigma, rejected = optimizer.sigma, optimizer.counts["rejected"]
 
     def closure():
         return F.cross_entropy(factor * model(X[0]), Y[0])
@@ -149,7 +149,7 @@ def test_a_bad_batch_between_tests_goes_back_and_leaves_no_trace(factor, captura
         for name in ("momentum", "momentum_weight", "square", "square_weight", "passed"):
             assert torch.equal(before[name], torch.as_tensor(optimizer.state[p][name])), name
     assert optimizer.sigma == pytest.approx(1.5 * sigma)
-    assert optimizer.counts["broken"] == broken + 1
+    assert optimizer.counts["rejected"] == rejected + 1
     train(8, model, optimizer)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 

@@ -53,9 +53,9 @@ class Counts(NamedTuple):
 
     accepted: Tensor
     rejected: Tensor
+    """Also where a step on trust failed."""
     null: Tensor
     broken: Tensor
-    """Also where a step on trust failed."""
     untested: Tensor
     """x moved on trust."""
 

@@ -149,7 +149,9 @@ class SearchState:
         if evidence is None:
             return
         accepted, null, sound, tested = outcome.accepted, outcome.null, outcome.sound, outcome.tested
-        flags = (accepted & tested, sound & ~accepted & ~null, null, ~sound & ~null, accepted & (not tested))
+        flags = (accepted, sound & ~accepted & ~null, null, ~sound & ~null, torch.zeros_like(null))
+        if not tested:  # what fails is put back, as where a test rejects it
+            flags = (torch.zeros_like(null), ~sound, null, torch.zeros_like(null), accepted)
         for count, flag in zip(self.counts, flags, strict=True):
             count += flag
         self.sigma.copy_(outcome.sigma)
