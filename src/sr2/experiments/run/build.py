@@ -68,7 +68,9 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
             options["cooldown"] = cooldown_steps(config, steps)
         if (density := getattr(config, "density", None)) is not None and "density" in takes:
             options.setdefault("density", density)
-        given = {"steps": steps, **_given(config)}
+        # SR2's own `steps` asks for a cooldown: a run that wants one says so.
+        planned = isinstance(constructor, type) and issubclass(constructor, Baseline)
+        given = _given(config) | ({"steps": steps} if planned else {})
         options |= {name: value for name, value in given.items() if name in takes or name == "penalize"}
         try:
             inspect.signature(constructor).bind(model, regularizer, **options)

@@ -167,8 +167,11 @@ class TwoEvaluations:
             self._before.restore()
         self._settled = True  # momentum has moved on, and an interrupt no longer undoes the step
 
-    def look(self, outcome: Outcome) -> None:
-        """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees."""
+    def look(self, outcome: Outcome, *, asks: bool) -> None:
+        """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees.
+
+        asks: a rejection has put x back to where `at_x` found it, so that the closure may be asked there again.
+        """
         evidence = outcome.evidence
         if self._watch is not None and self._watch.looks > 0 and not self._capturing:
             self._watch.leaves(self._parameters)
@@ -179,7 +182,7 @@ class TwoEvaluations:
             self._watch.unmoved(evidence.loss, evidence.vs)
         else:
             self._watch.unmoved_steps = 0
-        if not (outcome.accepted or outcome.null):
+        if asks and not (outcome.accepted or outcome.null):
             self._watch.rejected(self.loss, self.again)
 
     def _undo(self) -> None:
