@@ -50,7 +50,7 @@ def make_regularizer(config: RunConfig) -> Regularizer | None:
 def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer:
     """The optimizer of the model's parameters, with its options and its regularizer.
 
-    steps: of the whole run, which a cooldown must know.
+    steps: of the whole run, which a cooldown and the path of a budget must know.
     """
     regularizer = make_regularizer(config)
     constructor = registry.find_optimizer(config.optimizer)
@@ -63,7 +63,10 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
             options["batch_growth"] = optim.BatchGrowth(kappa, config.batch, largest=config.largest_batch)
         if options.pop("cooldown", None) is not None and cools_by_itself(config.optimizer):
             options["cooldown"] = cooldown_steps(config, steps)
-        options |= {name: value for name, value in _given(config).items() if name in takes or name == "penalize"}
+        given = _given(config)
+        if regularizer is not None and regularizer.strict and not _open_ended(config):
+            given["steps"] = max(2, steps)
+        options |= {name: value for name, value in given.items() if name in takes or name == "penalize"}
         try:
             inspect.signature(constructor).bind(model, regularizer, **options)
         except TypeError as error:
@@ -92,6 +95,11 @@ def _given(config: RunConfig) -> dict[str, Any]:
 _OWN_OPTIMIZER = (
     "is called as (model, regularizer, penalize=…, **options) and must return a sr2.optim.ProximalOptimizer"
 )
+
+
+def _open_ended(config: RunConfig) -> bool:
+    """Whether nobody knows the last step."""
+    return any(config.option(name) is not None for name in ("batch_growth", "epsilon"))
 
 
 def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:

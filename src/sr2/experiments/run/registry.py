@@ -33,7 +33,7 @@ REGULARIZERS = _classes(regularizers, Regularizer, _snake)
 OPTIMIZERS = _classes(optim, ProximalOptimizer, str.lower)
 """The built-in optimizers by the names that users type."""
 
-GIVEN = frozenset(("params", "regularizer", "penalize", "capturable", "autocast"))
+GIVEN = frozenset(("params", "regularizer", "penalize", "capturable", "autocast", "reach", "steps"))
 """Arguments of an optimizer that follow from the run's settings: they are no options."""
 
 

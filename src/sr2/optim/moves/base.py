@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -290,6 +291,24 @@ class Moves:
         move = self._made[number][1]
         move.use(proposals)
         return move
+
+
+class LeftDomainError(Exception):
+    """x is no longer where R is finite: the user, or another R, has moved it."""
+
+
+def again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """SR2's `step`, begun anew from the domain of R if x turns out to have left it since the last step."""
+
+    @wraps(step)
+    def begun_anew(self: Any, closure: Any = None, objective: Any = None) -> Tensor:
+        try:
+            return step(self, closure, objective)
+        except LeftDomainError:
+            self._search.entered = False
+            return step(self, closure, objective)
+
+    return begun_anew
 
 
 def starts_outside(move: Move) -> bool:
