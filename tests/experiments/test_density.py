@@ -49,6 +49,15 @@ def test_the_run_tells_a_budget_how_many_steps_there_are():
     assert made(optimizer="proxgen", lr=0.1, **budget) is not None
 
 
+def test_a_baseline_that_prunes_has_it_as_its_own(tmp_path):
+    asked = config("--density", "0.05", "--optimizer", "gmp", "--regularizer", "none", tmp_path=tmp_path)
+    assert asked == RunConfig.of(optimizer="gmp", regularizer="none", density=0.05)
+    runs, _ = expand(Grid(optimizers=("gmp", "adamw"), densities=(0.1, 0.01)))
+    assert [(run.optimizer, run.option("density")) for run in runs] == [("gmp", 0.1), ("gmp", 0.01), ("adamw", None)]
+    runs, _ = expand(Grid(optimizers=("gmp,density=0.3",), densities=(0.1, 0.01)))
+    assert [run.option("density") for run in runs] == [0.3]
+
+
 def test_densities_of_a_grid():
     runs, left_out = expand(Grid(optimizers=("sr2",), densities=(0.1, 0.01)))
     assert [run.reg for run in runs] == [("density=0.1",), ("density=0.01",)]

@@ -45,8 +45,8 @@ class Flags:
         given = {name: parse(text) for name in options() if (text := flat.get(name)) is not None}
         elsewhere = {name: f"it is given by --{name.replace('_', '-')} too" for name in given}
         given |= parse_pairs("--opt", "an option", flat["opt"], elsewhere)
-        if (density := flat.get("density")) is not None:
-            settings |= _budget(density, settings["regularizer"], self.start, settings["reg"])
+        if isinstance(self.start, RunConfig) and not registry.has_option(settings["optimizer"], "density"):
+            settings |= _budget(given.pop("density", None), settings, self.start.regularizer)
         return dataclasses.replace(self.start, **settings).having(options=given)
 
     def files(self, values: Any) -> dict[str, Any]:
@@ -64,9 +64,10 @@ def training_flags(start: Settings, runs: Path) -> Flags:
             default = dataclasses.field(default=getattr(start, item.name))
             sections[item.metadata["section"]].append((item.name, Annotated[kinds[item.name], about], default))
     if isinstance(start, RunConfig):
-        words = "Instead of a lambda: the share of penalized weights that may be nonzero at the end (L0Ball)."
-        sections[""].append(_flag("density", float | None, None, words, metavar="FLOAT"))
-    sections["optimizer"] += [_option_flag(name, start) for name in options()]
+        words = "Instead of a lambda: the share of the penalized weights that is left at the end, by L0Ball or by GMP."
+        sections[""].append(_flag("density", str | None, None, words, metavar="FLOAT"))
+    known = {name for members in sections.values() for name, *_ in members}
+    sections["optimizer"] += [_option_flag(name, start) for name in options() if name not in known]
     more = "Any option as key=value, also of your own optimizer: --opt eta2=0.9 rule=mine:make."
     sections["optimizer"].append(_flag("opt", tuple[str, ...], (), more))
     sections["files"] += [
@@ -80,11 +81,13 @@ def training_flags(start: Settings, runs: Path) -> Flags:
     return Flags(dataclasses.make_dataclass("Flags", fields, frozen=True), start)
 
 
-def _budget(density: float, regularizer: str, start: Settings, constants: tuple[str, ...]) -> dict[str, Any]:
-    """What --density stands for."""
-    if regularizer not in ("l0_ball", getattr(start, "regularizer", "")):
-        raise UserError(f"--density is the budget of l0_ball: leave out --regularizer {regularizer}, or --density")
-    return {"regularizer": "l0_ball", "reg": (*constants, f"density={density:g}")}
+def _budget(density: Any, settings: Mapping[str, Any], default: str) -> dict[str, Any]:
+    """The regularizer that --density stands for."""
+    if density is None:
+        return {}
+    if (named := settings["regularizer"]) not in ("l0_ball", default):
+        raise UserError(f"--density is the budget of l0_ball: leave out --regularizer {named}, or --density")
+    return {"regularizer": "l0_ball", "reg": (*settings["reg"], f"density={density}")}
 
 
 def options() -> list[str]:
