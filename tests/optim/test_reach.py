@@ -281,6 +281,13 @@ def test_an_interrupt_changes_nothing(evaluation):
     same(model, trained("budget", 30)[0])
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_steps_on_trust_reach_it_too(capturable):
+    model, optimizer, closures = trained("budget", 60, test_every=4, capturable=capturable)
+    assert nonzeros(model) == 24
+    assert finite(L0Ball(density=0.1), model)
+
+
 def test_a_group_that_comes_late_is_on_the_same_path():
     model, optimizer, closures = trained("budget", 11)
     late = nn.Parameter(torch.randn(10, 10))
