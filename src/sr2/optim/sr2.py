@@ -181,6 +181,8 @@ class SR2(Reading, ProximalOptimizer):
         if sigma is None:
             sigma = self._search.sigma if self.capturable else float(self._search.sigma)
         parts = (1.0 / sigma, self.metric, self.direction)
+        if self._bound is None:
+            self._bind()
         groups = zip(self.param_groups, self._in_force, strict=True)
         made = (Proposal.of({**group, "regularizer": R}, self.state, *parts) for group, R in groups)
         proposals = [p for p in made if p is not None]
@@ -229,7 +231,7 @@ class SR2(Reading, ProximalOptimizer):
     def _begun(self, closure: Closure | None) -> Iterator[None]:
         """A step from where R is finite, with a sigma; what a first step chose is forgotten if it fails."""
         state = self._search
-        if self._bound != self._trained():
+        if self._bound != [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]:
             self._bind()
         state.strengthen(self.reach)
         if not callable(closure) or (state.entered and state.sigma_known and not self.rule.undecided):

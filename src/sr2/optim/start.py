@@ -68,7 +68,7 @@ def enter_domain(penalized: Penalized, state: SearchState, left: Left, group: An
         if not bool(regularizer.value(xs).isfinite()):
             raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
         gradually = "; SR2(..., steps=n) or reach=(first, last) would get there gradually, and lose less"
-        hint = gradually if regularizer.budget else ""
+        hint = gradually if regularizer.strict and state.share == 1 else ""
         tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox{hint}")
     check_together(group)
     state.entered = True

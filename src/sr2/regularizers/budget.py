@@ -14,11 +14,8 @@ from .base import Regularizer, check_share
 class Budget(Regularizer):
     """R(x) = 0 within a budget of entries, groups or singular values, else +inf."""
 
+    strict = True
     _share: Tensor | None = None
-
-    @property
-    def budget(self) -> bool:
-        return True
 
     def at_strength(self, share: Tensor) -> Self:
         """With own + (all - own) (1 - share)^3 for a budget: a cubic from everything to its own.

@@ -37,7 +37,7 @@ class Ridge(Regularizer):
     def __post_init__(self) -> None:
         check_number(self, "lam", self.lam, 0)
         check_regularizer(self.beside)
-        for name in ("separable", "diagonal", "convex"):
+        for name in ("separable", "diagonal", "convex", "strict"):
             object.__setattr__(self, name, getattr(self._other, name))
 
     @property
@@ -47,10 +47,6 @@ class Ridge(Regularizer):
     @property
     def by_tensor(self) -> bool:
         return self._other.by_tensor
-
-    @property
-    def budget(self) -> bool:
-        return self._other.budget
 
     @property
     def coefficients(self) -> tuple[float, float, float] | None:

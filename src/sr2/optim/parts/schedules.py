@@ -146,7 +146,7 @@ def planned_reach(given: object, steps: int | None, regularizers: Iterable[Regul
     """
     if given is not None:
         return Reach(*_pair(given, "reach", "(100, 700)"))
-    if steps is None or not any(r is not None and r.budget for r in regularizers):
+    if steps is None or not any(r is not None and r.strict for r in regularizers):
         return None
     first = max(1, round(SHRINKS[0] * steps))
     return Reach(first, max(first + 1, round(SHRINKS[1] * steps)))
