@@ -31,6 +31,7 @@ from sr2 import (
     Nuclear,
     Rank,
     Regularizer,
+    Ridge,
 )
 
 FIGURES = Path(__file__).parents[1] / "figures"
@@ -42,6 +43,7 @@ CURVES: list[Regularizer] = [
     ElasticNet(1.0, 1.0),
     MCP(1.0, 2.0),
     SCAD(0.7, 3.0),
+    Ridge(0.4, L0(1.0)),
     Box(-1.0, 1.5),
 ]
 MATRICES: list[Regularizer] = [
