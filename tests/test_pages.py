@@ -32,6 +32,7 @@ NEEDS = {
     "CUDA": torch.cuda.is_available,
     "onnx": lambda: all(map(importlib.util.find_spec, ("onnx", "onnxscript"))),
     "lightning": lambda: importlib.util.find_spec("lightning"),
+    "several processes": lambda: False,  # tests/optim has scripts that start them
 }
 BLOCK = re.compile(r"^```python(?: title=\"needs (.+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = [
