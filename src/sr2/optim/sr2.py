@@ -27,7 +27,7 @@ from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
 from .moves.base import Model, Move, Proposal
 from .moves.fused import FusedMove
-from .parts.averaging import Averaging, as_averaging, averaged
+from .parts.averaging import Averaging, Reminder, as_averaging, averaged
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Ratio, Rounding, Rule
@@ -141,6 +141,7 @@ class SR2(ProximalOptimizer):
         remembered = self.rule.memory() | (self.schedule.memory() if self.schedule else {})
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
         self._search.batch = None if batch_growth is None else batch_growth.batch
+        self._reminder = Reminder.of(self, self._module)
         self._place()
 
     # ---- one step
@@ -277,9 +278,7 @@ class SR2(ProximalOptimizer):
 
         Penalized entries that are zero in the last iterate are zero in it. `sr2.recalibrate_` the batch norms inside.
         """
-        if self.averaging is None:
-            raise ValueError("there is no average: make the optimizer with SR2(..., average=True)")
-        return averaged(self.param_groups, self.state, self.register_step_pre_hook)
+        return averaged(self)
 
     @property
     def sigma(self) -> float:
