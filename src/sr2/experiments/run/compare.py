@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from ..errors import UserError
 from . import registry
-from .build import checked, make_regularizer
+from .build import checked, make_regularizer, without_regularizer
 from .config import RunConfig, Settings, setting
 from .options import parse
 from .progress import Watch
@@ -59,9 +60,9 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
 
 
 def _fitting(run: RunConfig) -> RunConfig:
-    """Of a baseline without a regularizer there is one run, whatever the penalties of the others."""
-    if registry.takes_regularizer(run.optimizer):
-        return run
+    """Of a baseline without a regularizer there is one run for each budget, else one, whatever the others have."""
+    with contextlib.suppress(UserError):
+        return without_regularizer(run)
     return dataclasses.replace(run, regularizer="none", lam=RunConfig.lam, reg=())
 
 

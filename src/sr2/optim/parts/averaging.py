@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,8 @@ __all__ = ["Averaging", "Polynomial"]
 NAME = "average"
 """Of the average in a parameter's state."""
 
+Toward = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], None]
+
 
 class Averaging(ABC):
     """How much the newest iterate counts."""
@@ -30,25 +32,20 @@ class Averaging(ABC):
     def weight(self, t: Tensor) -> Tensor:
         """The weight of x_t in the average of x_1, ..., x_t: a 0-dim tensor, without a host read."""
 
-    def update(self, xs: Sequence[Tensor], states: Sequence[State], t: Tensor) -> None:
+    def update(self, xs: Sequence[Tensor], states: Mapping[Any, State], t: Tensor, toward: Toward) -> None:
         """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step.
 
         Of a bfloat16 x the average is float32: a change of less than 1/256 of it would be rounded away.
+
+        toward: does it, given the averages, x and the weight.
         """
-        for x, state in zip(xs, states, strict=True):
-            if NAME not in state:
+        for x in xs:
+            if NAME not in states[x]:
                 if capturing():
                     raise RuntimeError("an average needs a step before a CUDA graph is captured")
                 first = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
-                state[NAME] = wide(first)
-        averages = [state[NAME] for state in states]
-        weight = self.weight(t)
-        change = torch._foreach_sub(list(xs), averages)
-        for device in {x.device for x in xs}:
-            here = [i for i, x in enumerate(xs) if x.device == device]
-            on_device = weight.to(device) if device.type != "cpu" else float(weight)
-            part = torch._foreach_mul([change[i] for i in here], on_device)
-            torch._foreach_add_([averages[i] for i in here], part)
+                states[x][NAME] = wide(first)
+        toward([states[x][NAME] for x in xs], [wide(x) for x in xs], self.weight(t))
 
 
 @dataclass(frozen=True)
