@@ -13,6 +13,7 @@ from torch import nn
 
 import sr2
 from sr2.directions import Average
+from sr2.experiments.baselines import GMP, SGD, AdamW
 from sr2.experiments.errors import UserError
 from sr2.experiments.run.build import checked, make_optimizer, make_regularizer
 from sr2.experiments.run.config import FIRST_OPTIONS, Precision, RunConfig
@@ -25,7 +26,7 @@ from sr2.schedules import Cooldown
 def test_every_exported_regularizer_and_optimizer_has_a_name() -> None:
     exported = [c for n in sr2.__all__ if isinstance(c := getattr(sr2, n), type)]
     assert set(REGULARIZERS.values()) == {c for c in exported if issubclass(c, sr2.Regularizer)} - {sr2.Regularizer}
-    assert set(OPTIMIZERS.values()) == {c for c in exported if issubclass(c, torch.optim.Optimizer)}
+    assert set(OPTIMIZERS.values()) == {c for c in exported if issubclass(c, torch.optim.Optimizer)} | {AdamW, SGD, GMP}
     tricky = {
         "l0_ball": sr2.L0Ball,
         "group_l2": sr2.GroupL2,
@@ -158,6 +159,7 @@ def test_the_key_tells_every_setting_apart() -> None:
         "reg": ("p=1",),
         "penalize": "all",
         "epochs": 1,
+        "hold_out": 100,
         "batch": 1,
         "seed": 1,
         "metric": "adam",

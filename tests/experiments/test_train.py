@@ -18,10 +18,12 @@ from sr2.experiments.data import Batches, eval_batches, load
 from sr2.experiments.models import build
 from sr2.experiments.run.build import checked, make_optimizer
 from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.evaluate import evaluate
 from sr2.experiments.run.problem import Problem
 from sr2.experiments.run.stop import StopSignals
 from sr2.experiments.run.store import RunStore, find_runs, read_run, read_weights
 from sr2.experiments.run.train import Trainer
+from sr2.experiments.run.trained import trained
 
 ROW = [
     *(
@@ -406,7 +408,7 @@ def test_a_learning_rate_on_the_device_is_lowered_in_place(tmp_path: Path) -> No
     trainer = Trainer(config, RunStore(tmp_path, config), StopSignals())
     (group,) = trainer.optimizer.param_groups[:1]
     group["lr"] = lr = torch.tensor(0.5)
-    trainer.view.cool(14)
+    trainer.view.before_step(14)
     assert group["lr"] is lr
     assert lr == pytest.approx(0.01)
 
@@ -419,3 +421,22 @@ def test_a_cooldown_is_of_the_last_steps_of_the_run() -> None:
     assert (first["rejected"], second["rejected"]) == (0, 0)
     assert first["sigma"] == 100
     assert second["sigma"] == pytest.approx(5000)
+
+
+def test_of_a_run_with_an_average_the_average_is_measured_and_kept() -> None:
+    flags = ["--sigma", "5", "--eta1", "1e-3", "--average", "true"]
+    assert main(["train", "--model", "cnn", "--epochs", "2", "--batch", "200", *flags]) == 0
+    (folder,) = Path("runs").iterdir()
+    record, kept = read_run(folder), trained(folder)
+    assert record.result is not None
+    assert record.result["of"] == "the average"
+    assert record.result["last_accuracy"] == record.metrics[-1]["test_accuracy"]
+    assert evaluate(kept)[1] == record.result["accuracy"] == record.prune["unpruned"]["accuracy"]  # type: ignore[index]
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    averages = [m["average"] for m in state["optimizer"]["state"].values() if "average" in m]
+    last = state["model"]
+    assert averages
+    for name, weight in kept.model.named_parameters():
+        zero = (last[name] == 0) & (weight.dim() > 1)  # what is zero and penalized stays zero
+        assert any(torch.equal(weight, a.masked_fill(zero, 0.0)) for a in averages if a.shape == weight.shape)
+        assert not torch.equal(weight, last[name])

@@ -17,6 +17,7 @@ from ...optim.parts import metrics
 from ...optim.parts.rules import Ratio
 from ...regularizers import Regularizer
 from .. import data, models
+from ..baselines import Baseline
 from ..errors import UserError
 from ..names import check_known
 from . import registry
@@ -49,10 +50,10 @@ def make_regularizer(config: RunConfig) -> Regularizer | None:
     return made  # type: ignore[no-any-return]
 
 
-def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer:
+def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer | Baseline:
     """The optimizer of the model's parameters, with its options and its regularizer.
 
-    steps: of the whole run, which a cooldown must know.
+    steps: of the whole run, which a cooldown and the schedules of baselines must know.
     """
     regularizer = make_regularizer(config)
     constructor = registry.find_optimizer(config.optimizer)
@@ -65,13 +66,18 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
             options["batch_growth"] = optim.BatchGrowth(kappa, config.batch, largest=config.largest_batch)
         if options.pop("cooldown", None) is not None and cools_by_itself(config.optimizer):
             options["cooldown"] = cooldown_steps(config, steps)
-        options |= {name: value for name, value in _given(config).items() if name in takes or name == "penalize"}
+        if (density := getattr(config, "density", None)) is not None and "density" in takes:
+            options.setdefault("density", density)
+        given = _given(config)
+        if not cools_by_itself(config.optimizer):  # SR2 would make a cooldown of it, which nobody asked for
+            given["steps"] = steps
+        options |= {name: value for name, value in given.items() if name in takes or name == "penalize"}
         try:
             inspect.signature(constructor).bind(model, regularizer, **options)
         except TypeError as error:
             raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}: {error}") from error
         made = constructor(model, regularizer, **options)
-    if not isinstance(made, ProximalOptimizer):
+    if not isinstance(made, ProximalOptimizer | Baseline):
         raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}, and returned a {type(made).__name__}")
     return made
 
@@ -131,8 +137,8 @@ def checked(config: RunConfig) -> RunConfig:
 
     `auto` is resolved, and what SR2 chooses today where nothing was said is written out (`spelled_out`).
     """
-    config = check_place(config)
-    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
+    config = without_regularizer(check_place(config))
+    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("hold_out", 0)):
         if getattr(config, name) < least:
             raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
     if config.seed >= 2**63:
@@ -154,7 +160,7 @@ def checked(config: RunConfig) -> RunConfig:
     return config
 
 
-def spelled_out(config: RunConfig, made: ProximalOptimizer) -> RunConfig:
+def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
     """The config with what SR2's constructor chose by itself, where the first version would have chosen otherwise.
 
     So a `config.json` means the same run, and has the same key, whatever the constructor's defaults are one day.
@@ -177,6 +183,15 @@ def spelled_out(config: RunConfig, made: ProximalOptimizer) -> RunConfig:
         chosen |= {name: getattr(made.rule, name) for name in ("eta1", "eta2", "gamma1", "gamma3")}
     chosen = {name: value for name, value in chosen.items() if value != FIRST_DEFAULTS[name]}
     return config.having(**{**chosen, **config.options})
+
+
+def without_regularizer(config: RunConfig) -> RunConfig:
+    """The config of an optimizer that takes no regularizer; one that was asked for is a UserError."""
+    if config.regularizer == "none" or registry.takes_regularizer(config.optimizer):
+        return config
+    if any(getattr(config, name) != getattr(RunConfig, name) for name in ("regularizer", "lam", "reg")):
+        raise UserError(f"{config.optimizer} has no regularizer: leave out --regularizer, --lam and --reg")
+    return dataclasses.replace(config, regularizer="none")
 
 
 def check_place(config: RunConfig) -> RunConfig:

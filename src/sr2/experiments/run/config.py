@@ -37,6 +37,9 @@ class Settings:
     )
     epochs: int = setting(30, "Passes over the training examples.")
     batch: int = setting(128, "Examples per step.")
+    hold_out: int = setting(
+        0, "So many training examples are not trained on and take the test examples' place: for choices."
+    )
     options: Mapping[str, Value] = field(default_factory=dict)
     """Of the optimizer; one that is not here stays at the optimizer's own default, and "none" is None."""
     largest_batch: int = setting(4096, "With batch_growth: the largest batch.")
@@ -177,7 +180,12 @@ class RunConfig(Settings):
         >>> RunConfig(regularizer="lp", reg=("p=0.5",)).label
         'SR2 lp 0.001 p=0.5'
         """
-        return " ".join([registry.printed(self.optimizer), self.regularizer, *self._lam(), *self.reg])
+        density = self.option("density")
+        own = [] if density is None else [f"density={density:g}"]
+        penalty = [self.regularizer, *self._lam(), *self.reg]
+        if ":" not in self.optimizer and not registry.takes_regularizer(self.optimizer):
+            penalty = []
+        return " ".join([registry.printed(self.optimizer), *penalty, *own])
 
     def _lam(self) -> list[str]:
         own = ":" in self.regularizer  # a name must not depend on whether the user's module can be imported
@@ -208,6 +216,7 @@ FIRST_DEFAULTS: Mapping[str, Value] = {
     "metric": "none",
     "schedule": "none",
     "average": False,
+    "test_every": 1.0,
 }
 """What SR2 did in the first version where nothing was said: what a `config.json` means that does not say it. Frozen."""
 

@@ -28,7 +28,7 @@ class Problem:
         model: the network with its first weights, on the device.
         task: of the data set: its loss and its score.
         batches: the training batches.
-        test: the test examples, in order, not augmented.
+        test: the test examples, or those that are held out in their place; in order, not augmented.
         loss, outputs, arithmetic: of the network in the run's precision, see `Network`.
         statistics: how many numbers `task.statistics` has.
         targets_per_example: of an image one, its label; of a window as many as it has tokens.
@@ -41,6 +41,8 @@ class Problem:
         if on_cuda:
             _set_up_cuda(config.precision, config.deterministic)
         dataset = load(config.data)
+        if config.hold_out:
+            dataset = dataset.holding_out(config.hold_out)
         self._shape = dataset.outputs, dataset.in_shape
         model = self._build()
         self.model = model.to(device)
@@ -146,7 +148,7 @@ class Problems:
 
 def _same_problem(config: RunConfig) -> tuple[object, ...]:
     return (
-        *(config.data, config.model, config.batch, config.augment, config.seed),
+        *(config.data, config.hold_out, config.model, config.batch, config.augment, config.seed),
         *(config.precision, config.compile, config.deterministic, config.device),
     )
 

@@ -18,7 +18,7 @@ from ...optim import Certificate
 from ..tasks import Score
 from .build import checked, cooldown_steps, cools_by_itself, make_optimizer
 from .config import RunConfig
-from .evaluate import SMALL, evaluate, histogram, layers, percent_zero
+from .evaluate import SMALL, evaluate, histogram, layers, percent_zero, recalibrate_
 from .events import events
 from .problem import Problem, Problems
 from .prune import sweep
@@ -60,6 +60,8 @@ class Trainer:
         self.steps = 0
         """Steps that are done in all."""
         self.metrics: list[Metrics] = []
+        self.outcome: Metrics = {}
+        """What the run has come to: its last row, or that of the average of its iterates."""
         self.certified = ""
         """The certificate of the end, in a line, if one was asked for."""
         self.seconds = 0.0
@@ -116,7 +118,7 @@ class Trainer:
         self.runner.begin(self.epoch)
         while not self.runner.done:
             seen = self.runner.examples
-            self.view.cool(self.steps)
+            self.view.before_step(self.steps)
             try:
                 self.runner.run()
             except FloatingPointError as error:
@@ -210,8 +212,7 @@ class Trainer:
         return torch.cuda.get_rng_state(self.problem.device) if self.problem.device.type == "cuda" else None
 
     def _finish(self) -> None:
-        """Weights, the certificate, the pruning sweep, and, last, the result."""
-        model, last = self.problem.model, self.metrics[-1]
+        """The certificate; then, of the last point or of the average: weights, the pruning sweep, and the result."""
         stopped = "converged" if self._converged() else "epochs"
         if self.config.certificate:
             found = self._certificate()
@@ -220,14 +221,31 @@ class Trainer:
                 f"certificate: E dist(0, dF(x + s))^2 is at most {found.bound:.4g}, delta {found.delta:.4g}, proximal "
                 f"residual {found.residual:.4g} ± {found.residual_error:.2g}, in {path}"
             )
+        with self.view.averaged() as average:
+            if average:
+                self._measure_average()
+            self._write_outcome(stopped)
+
+    def _measure_average(self) -> None:
+        """The average of the iterates is what such a run is after; no batch norm has seen it."""
+        model, score = self.problem.model, f"test_{self.score}"
+        recalibrate_(self.problem)
+        test_loss, test_score = evaluate(self.problem)
+        zeros = {"zero_pct": percent_zero(model), "small_pct": percent_zero(model, SMALL)}
+        self.outcome = {**self.metrics[-1], "test_loss": test_loss, score: test_score, **zeros}
+
+    def _write_outcome(self, stopped: str) -> None:
+        model, last, score = self.problem.model, self.metrics[-1], f"test_{self.score}"
+        outcome = self.outcome = self.outcome or last
         self.store.write_weights(model.state_dict())
         self.store.write_prune(sweep(self.problem))
         self.store.finish(
             {
                 "config": self.config.to_dict(),
-                self.score: last[f"test_{self.score}"],
-                f"best_{self.score}": max(row[f"test_{self.score}"] for row in self.metrics),
-                **{name: last[name] for name in ("zero_pct", "small_pct", "loss", "objective")},
+                self.score: outcome[score],
+                f"best_{self.score}": max(row[score] for row in (*self.metrics, outcome)),
+                **{name: outcome[name] for name in ("zero_pct", "small_pct", "loss", "objective")},
+                **({} if outcome is last else {"of": "the average", f"last_{self.score}": last[score]}),
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "epochs": self.epoch,
                 "stopped": stopped,
