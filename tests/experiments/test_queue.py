@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from sr2.experiments.run.problem import Problems
 from sr2.experiments.run.progress import Watch
 from sr2.experiments.run.stop import DivergedError, StopSignals
 from sr2.experiments.run.store import RunStore, find_runs, read_run
-from sr2.experiments.run.train import train
+from sr2.experiments.run.train import Trainer, train
 from tests.experiments.tools.official import small_cifar10, small_cifar100, write_cifar10_python
 from tests.experiments.tools.runs import same_run
 from tests.experiments.tools.synthetic import make_run
@@ -236,6 +237,29 @@ def wait_for(what: Callable[[], bool]) -> None:
     while not what():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_runs_travel_and_go_on_elsewhere(small: None) -> None:
+    pack = importlib.import_module("benchmarks.device.pack")
+    runs = queue.plan("cifar10", ["paper"], RunConfig(epochs=3))[:3]
+    queue.Queue(runs[:1], Path("runs")).work(StopSignals(), Watch())
+    run = runs[1]
+    store = RunStore(Path("runs", run.key), run)
+    with store.locked():
+        trainer = Trainer(run, store, StopSignals())
+        store.start()
+        next(trainer.run())  # and the machine is gone
+    packed = pack.pack(Path("runs"), Path("out"))
+    assert [path.name for path in packed] == ["runs.tar.gz", "checkpoints.00"]
+    assert pack.unpack(Path("out"), Path("results"), finished=True) == [runs[0].key]
+    assert {path.name for path in Path("results", runs[0].key).iterdir()} <= set(pack.TEXTS)
+    assert queue.Queue(runs, Path("none"), [Path("results")]).left() == runs[1:]
+    assert pack.unpack(Path("out"), Path("elsewhere")) == sorted(run.key for run in runs[:2])
+    again = queue.Queue(runs[:2], Path("elsewhere"))
+    assert again.left() == [run]
+    again.work(StopSignals(), Watch())
+    train(run, Path("whole"), Watch(), StopSignals())
+    same_run(Path("elsewhere", run.key), Path("whole", run.key))
 
 
 def test_cifar100_end_to_end(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
