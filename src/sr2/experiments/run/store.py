@@ -141,6 +141,10 @@ def find_runs(
     return list(found.values())
 
 
+class BusyError(UserError):
+    """Another process trains this run."""
+
+
 class RunStore:
     """Where one run writes. `with store.locked():` keeps a second process out.
 
@@ -167,7 +171,7 @@ class RunStore:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise UserError(f"{self.path} is being trained by another process: wait for it, or end it") from error
+                raise BusyError(f"{self.path} is being trained by another process: wait for it, or end it") from error
             for left in self.path.glob(".*.*"):
                 left.unlink(missing_ok=True)
             try:

@@ -20,7 +20,7 @@ from .build import checked, cooldown_steps, cools_by_itself, make_optimizer
 from .config import RunConfig
 from .evaluate import SMALL, averaged, evaluate, histogram, layers, percent_zero
 from .events import events
-from .problem import Problem
+from .problem import Problem, Problems
 from .prune import sweep
 from .runner import CapturedRunner, Metrics, StepRunner
 from .stop import DivergedError, StoppedError, StopSignals
@@ -43,11 +43,12 @@ class Trainer:
         config: checked.
         store: where it is kept.
         stop: asked after every step.
+        problem: of the config, with its first weights; made here unless given.
     """
 
-    def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals) -> None:
+    def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals, problem: Problem | None = None) -> None:
         self.config, self.store, self.stop = config, store, stop
-        self.problem = Problem(config)
+        self.problem = problem or Problem(config)
         self.problem.check_training(config)
         largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
         steps = config.epochs * len(self.problem.batches)
@@ -307,7 +308,14 @@ class Watcher(Protocol):
         """A line above whatever is going on."""
 
 
-def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tensorboard: bool = False) -> Path:
+def train(
+    config: RunConfig,
+    root: Path,
+    watch: Watcher,
+    stop: StopSignals,
+    tensorboard: bool = False,
+    problems: Problems | None = None,
+) -> Path:
     """Train a run to its end, or find it finished; returns its folder.
 
     Args:
@@ -316,6 +324,7 @@ def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tens
         watch: shows the run.
         stop: asked after every step.
         tensorboard: whether to write TensorBoard's event files into the run's folder.
+        problems: of the runs before, to be used again.
     """
     config = checked(config)
     store = RunStore(Path(root) / config.key, config)
@@ -325,7 +334,7 @@ def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tens
         if _finished(store, watch):  # another process was quicker
             return store.path
         with events(store.path if tensorboard else None) as log:
-            trainer = Trainer(config, store, stop)
+            trainer = Trainer(config, store, stop, (problems or Problems()).of(config))
             store.start(trainer.problem.model, trainer.problem.task.score)
             with watch.run(trainer):
                 for row in trainer.run(watch.step):
