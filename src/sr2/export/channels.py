@@ -34,6 +34,18 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, LAYERS)
 
 
+def followed(model: nn.Module, example: tuple[Tensor, ...]) -> Rules:
+    """What every operation of the network means for its channels; arguments as for `plan`."""
+    graph, traced = trace(model, is_layer, example)
+    rules = Rules(traced, calls(graph))
+    with torch.no_grad():
+        for item in leaves(run(graph, traced, example, rules)):
+            if isinstance(item, Value):
+                rules.atoms.fix(item.atoms)
+    _fix_sizes(graph, rules)
+    return rules
+
+
 def plan(model: nn.Module, example: tuple[Tensor, ...]) -> Plan:
     """Liveness from the output backwards: the least set of channels that the output depends on, so a fixed point.
 
@@ -43,13 +55,7 @@ def plan(model: nn.Module, example: tuple[Tensor, ...]) -> Plan:
     """
     if is_layer(model):  # its channels are its input and its output
         return Plan()
-    graph, traced = trace(model, is_layer, example)
-    rules = Rules(traced, calls(graph))
-    with torch.no_grad():
-        for item in leaves(run(graph, traced, example, rules)):
-            if isinstance(item, Value):
-                rules.atoms.fix(item.atoms)
-    _fix_sizes(graph, rules)
+    rules = followed(model, example)
     needed = _needed(rules)
 
     def stays(atoms: Tensor) -> Tensor:
