@@ -16,6 +16,8 @@ NO_CLOSURE = (
     "SR2.step needs a closure, since it evaluates the loss twice: optimizer.step(lambda: loss_fn(model(x), y)); "
     "torch's GradScaler cannot pass one, so use bfloat16 autocast, which needs no scaler"
 )
+SHOWN = ("schedule", "reach", "direction", "metric", "averaging", "autocast", "epsilon", "batch_growth", "capturable")
+"""The options that `repr` shows where they are set."""
 
 
 class Options(Protocol):

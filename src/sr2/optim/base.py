@@ -77,6 +77,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         options = {"foreach": self.foreach, "compile": self.compile, "capturable": self.capturable}
         self._moves = Moves(partial(choose, **options))  # type: ignore[arg-type]
         self._bound: list[tuple[int, list[bool]]] | None = None
+        self._strong: list[Regularizer | None] = []
 
     # ---- groups
 
@@ -128,9 +129,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
-    def _penalized(self) -> list[tuple[Regularizer | None, list[Tensor]]]:
-        """Each group's regularizer and the tensors that are trained."""
-        return [(g["regularizer"], [p for p in g["params"] if p.requires_grad]) for g in self.param_groups]
+    def _penalized(self, *, in_force: bool = False) -> list[tuple[Regularizer | None, list[Tensor]]]:
+        """Each group's regularizer, its own or the one in force, and the tensors that are trained."""
+        mine = self._in_force if in_force else [g["regularizer"] for g in self.param_groups]
+        trained = ([p for p in g["params"] if p.requires_grad] for g in self.param_groups)
+        return list(zip(mine, trained, strict=True))
 
     def _all_parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -146,7 +149,19 @@ class ProximalOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["regularizer"] is not None:
                 group["regularizer"] = group["regularizer"].start([p for p in group["params"] if p.requires_grad])
+        self._strong = [self._strengthened(group["regularizer"]) for group in self.param_groups]
         self._bound = self._trained()
+
+    @property
+    def _in_force(self) -> list[Regularizer | None]:
+        """Of each group the R that steps are taken under: on its way to the group's own, while that is reached."""
+        if self._bound is None:
+            self._bind()
+        return self._strong
+
+    def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
+        """The R that steps are taken under."""
+        return regularizer
 
     def _trained(self) -> list[tuple[int, list[bool]]]:
         """Of each group its regularizer, and which of its tensors are trained."""

@@ -8,10 +8,10 @@ slack, without which sigma runs away at convergence. gamma3 has another default 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..regularizers.base import Regularizer
 from . import start
-from .arguments import NO_CLOSURE, check_options, check_sigma, part
+from .arguments import NO_CLOSURE, SHOWN, check_options, check_sigma, part
 from .base import Params, ProximalOptimizer, Remembered
-from .broken import LeftDomainError, sound_at_x
+from .broken import again_where_x_left, sound_at_x
 from .closure.losses import Closure
 from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
@@ -31,24 +31,10 @@ from .parts.averaging import Averaging, as_averaging, averaged
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Ratio, Rounding, Rule
-from .parts.schedules import Schedule, as_cooldown
+from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .state import Figures, Outcome, SearchState, StepInfo
 from .theory.batch_growth import BatchGrowth, GradientNoise
 from .theory.stationarity import Stationarity
-
-
-def _again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
-
-    @wraps(step)
-    def begun_anew(self: SR2, closure: Closure | None = None, objective: Closure | None = None) -> Tensor:
-        try:
-            return step(self, closure, objective)
-        except LeftDomainError:
-            self._search.entered = False
-            return step(self, closure, objective)
-
-    return begun_anew
 
 
 class SR2(ProximalOptimizer):
@@ -87,6 +73,10 @@ class SR2(ProximalOptimizer):
             metric="adam", 1 / sigma is what a learning rate is to AdamW.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
+        reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
+            its own along a cubic, a lambda grows from 0 (see `sr2.schedules.Reach`).
+        steps: how many steps there will be. The last three tenths are a cooldown, and a budget shrinks from step
+            0.1 n to step 0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
         average: keep an average of the iterates too, `Polynomial()` or an object of `sr2.averaging`; see `averaged`.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the way to
@@ -118,6 +108,8 @@ class SR2(ProximalOptimizer):
         metric: Metric | str | None = None,
         cooldown: tuple[int, int] | None = None,
         schedule: Schedule | None = None,
+        reach: tuple[int, int] | None = None,
+        steps: int | None = None,
         average: bool | Averaging = False,
         penalize: str = "weights",
         foreach: bool | None = None,
@@ -128,16 +120,17 @@ class SR2(ProximalOptimizer):
         batch_growth: BatchGrowth | None = None,
     ) -> None:
         ratio, smoothed = Ratio(eta1, eta2, gamma1, gamma2, gamma3), as_direction("SR2", momentum)
-        cooling = None if cooldown is None else as_cooldown(cooldown)
+        cooling = planned_cooldown(cooldown, steps)
         self.rule = self._given = part(Rule, rule, ratio, "eta1 to gamma3", used=ratio != Ratio())
         self.direction = part(Direction, direction, smoothed, "momentum", used=smoothed is not None)
-        self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooling is not None)
+        self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooldown is not None)
         check_sigma(sigma, sigma_min)
         self.sigma_min, self.autocast, self.epsilon, self.batch_growth = sigma_min, autocast, epsilon, batch_growth
         check_options(self, capturable)
         self.averaging = as_averaging(average)
         shared: dict[str, Any] = {"metric": metric, "penalize": penalize, "foreach": foreach}
         super().__init__(params, regularizer, {}, capturable=capturable, compile=compile, **shared)
+        self.reach = planned_reach(reach, steps, (group["regularizer"] for group in self.param_groups))
         remembered = self.rule.memory() | (self.schedule.memory() if self.schedule else {})
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
         self._search.batch = None if batch_growth is None else batch_growth.batch
@@ -145,7 +138,7 @@ class SR2(ProximalOptimizer):
 
     # ---- one step
 
-    @_again_where_x_left
+    @again_where_x_left
     @torch.no_grad()
     def step(self, closure: Closure | None = None, objective: Closure | None = None) -> Tensor:  # type: ignore[override]
         """One iteration of Algorithm 1; returns the loss at the starting point.
@@ -176,7 +169,8 @@ class SR2(ProximalOptimizer):
         if sigma is None:
             sigma = self._search.sigma if self.capturable else float(self._search.sigma)
         parts = (1.0 / sigma, self.metric, self.direction)
-        made = (Proposal.of(group, self.state, *parts) for group in self.param_groups)
+        groups = zip(self.param_groups, self._in_force, strict=True)
+        made = (Proposal.of({**group, "regularizer": R}, self.state, *parts) for group, R in groups)
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
@@ -187,7 +181,8 @@ class SR2(ProximalOptimizer):
         state, losses, rounding = self._search, f.losses(), self._rounding(f.loss)
         if isinstance(move, FusedMove) and self.capturable and self._process_group is None and self.rule.constants:
             return move.judge(losses, self.rule.constants, self.sigma_min, rounding, state)
-        evidence = Evidence.gather(losses, model, rounding, self._process_group, state.sigma.device)
+        where: tuple[Any, torch.device] = (self._process_group, state.sigma.device)
+        evidence = Evidence.gather(losses, model, rounding, *where, reaching=self.reach is not None)
         if self.batch_growth is not None and state.batch is not None:
             noise = self._noise.estimate(self._process_group) if f.objective is None and self._noise else 0.0
             larger = self.batch_growth.larger(evidence, state.batch, noise)
@@ -219,14 +214,15 @@ class SR2(ProximalOptimizer):
     def _begun(self, closure: Closure | None) -> Iterator[None]:
         """A step from where R is finite, with a sigma; what a first step chose is forgotten if it fails."""
         state = self._search
-        if self._bound != [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]:
+        if self._bound != self._trained():
             self._bind()
+        state.strengthen(self.reach)
         if not callable(closure) or (state.entered and state.sigma_known and not self.rule.undecided):
             yield
             return
         try:
             with start.or_nothing(state) as left:
-                start.enter_domain(self._penalized(), state, left, self._process_group)
+                start.enter_domain(self._penalized(in_force=True), state, left, self._process_group)
                 if self.rule.undecided:
                     state.chosen = self.rule.choose(start.R_0(self._penalized()))
                     self._take_constants()
@@ -242,11 +238,12 @@ class SR2(ProximalOptimizer):
         """
         self._bind()
         with torch.no_grad(), start.or_nothing(state := self._search) as left:
-            start.enter_domain(self._penalized(), state, left, self._process_group)
+            state.strengthen(self.reach)
+            start.enter_domain(self._penalized(in_force=True), state, left, self._process_group)
             self._estimate(closure, strict=True)
 
     def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
-        parameters, penalized = self._parameters(), self._penalized()
+        parameters, penalized = self._parameters(), self._penalized(in_force=True)
         if self.metric is None:
             sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min)
         else:
@@ -324,11 +321,13 @@ class SR2(ProximalOptimizer):
 
     def _options(self) -> str:
         sigma = f"{self.sigma:g}" if self._search.sigma_known else "auto"
-        names = ("schedule", "direction", "metric", "averaging", "autocast", "epsilon", "batch_growth", "capturable")
-        words = (f", {name}={value!r}" for name in names if (value := getattr(self, name)))
+        words = (f", {name}={value!r}" for name in SHOWN if (value := getattr(self, name)))
         return f"sigma={sigma}, sigma_min={self.sigma_min:g}, rule={self.rule!r}{''.join(words)}"
 
     # ---- state
+
+    def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
+        return regularizer if regularizer is None or self.reach is None else regularizer.at_strength(self._search.share)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, which may name its own `regularizer`."""

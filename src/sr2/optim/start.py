@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..numerics import capturing
 from ..regularizers.base import Regularizer, value_in_parts
+from ..regularizers.budget import Budget
 from ..telling import tell
 from .closure.losses import Closure
 from .curvature import LARGEST, estimate_sigma0, leaves_half
@@ -67,7 +68,9 @@ def enter_domain(penalized: Penalized, state: SearchState, left: Left, group: An
             x.copy_(z)
         if not bool(regularizer.value(xs).isfinite()):
             raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
-        tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox")
+        gradually = "; SR2(..., steps=n) or reach=(first, last) would get there gradually, and lose less"
+        hint = gradually if isinstance(regularizer, Budget) else ""
+        tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox{hint}")
     check_together(group)
     state.entered = True
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..telling import tell
 from .parts.rules import Evidence, Verdict
-from .parts.schedules import Schedule
+from .parts.schedules import Reach, Schedule
 from .theory.stationarity import FORGET
 
 
@@ -144,6 +144,8 @@ class SearchState:
     figures: Figures
     memory: dict[str, Tensor]
     """What the rule and the schedule remember, by name."""
+    share: Tensor
+    """Of R's full strength, at this step: it follows from the number of steps and is not saved."""
     sigma_known: bool
     """False: sigma_0 is to be estimated."""
     entered: bool = False
@@ -170,6 +172,7 @@ class SearchState:
             moments=Moments(*(_float(0.0) for _ in Moments._fields)),
             figures=Figures(*(_float(math.nan) for _ in Figures._fields)),
             memory={name: _float(value) for name, value in memory.items()},
+            share=_float(1.0),
             sigma_known=sigma is not None,
             schedule=repr(schedule),
         )
@@ -180,6 +183,11 @@ class SearchState:
         return torch.stack(self.counts).sum()
 
     # ---- one step
+
+    def strengthen(self, reach: Reach | None) -> None:
+        """The share of R's strength at the step to come: in place, without a host read."""
+        if reach is not None:
+            self.share.copy_(reach.share(self.steps + 1))
 
     def begin(self, sigma: float, groups: Sequence[dict[str, Any]]) -> None:
         """sigma_0, once it is estimated."""
@@ -258,6 +266,7 @@ class SearchState:
         self.moments = Moments(*(n.to(device) for n in self.moments))
         self.figures = Figures(*(n.to(device) for n in self.figures))
         self.memory = {name: n.to(device) for name, n in self.memory.items()}
+        self.share = self.share.to(device)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, for a checkpoint."""

@@ -134,7 +134,7 @@ class TwoEvaluations:
         model = move.to_trial()
         self.at_trial()
         move.put_back()
-        evidence = Evidence.gather(self.losses(), model, rounding, group, torch.device("cpu"))
+        evidence = Evidence.gather(self.losses(), model, rounding, group, torch.device("cpu"), reaching=True)
         return float((evidence.actual + evidence.slack) / (evidence.predicted + evidence.slack))
 
     def again(self) -> Tensor:

@@ -52,7 +52,7 @@ class Evidence(NamedTuple):
     vs: Tensor
     """v's, what the model promises of f."""
     dR: Tensor
-    """R(x) - R(x + s)."""
+    """R(x) - R(x + s); to first order, v's + s'Bs, where R(x) is infinite because a budget has shrunk (`Reach`)."""
     ss: Tensor
     """|s|^2."""
     sBs: Tensor
@@ -64,7 +64,13 @@ class Evidence(NamedTuple):
 
     @staticmethod
     def gather(
-        losses: Sequence[Tensor], model: Sequence[Tensor], rounding: Rounding, group: Any, device: torch.device
+        losses: Sequence[Tensor],
+        model: Sequence[Tensor],
+        rounding: Rounding,
+        group: Any,
+        device: torch.device,
+        *,
+        reaching: bool = False,
     ) -> Evidence:
         """One reduction point, so that processes agree; and the one host read of a step, where the host decides.
 
@@ -74,7 +80,11 @@ class Evidence(NamedTuple):
             rounding: how well f is known.
             group: the processes, None where there is one.
             device: where decisions are made.
+            reaching: where R(x) is infinite the budget has shrunk, and R's decrease is v's + s'Bs (see `Reach`).
         """
+        vs, dR, ss, sBs = model
+        if reaching:
+            model = (vs, torch.where(dR.isposinf(), vs + sBs, dR), ss, sBs)
         values = torch.stack([t.to(model[0].device, torch.float64) for t in losses])
         if group is not None:
             mean_over(group, values)
