@@ -19,7 +19,7 @@ class Channels:
 
     Batch norm undoes the size of a filter, so that a filter alone never becomes unimportant, and one that is zero
     leaves the constant of its batch norm behind. A channel is its filter, its scale and its shift: zero together, it
-    is nothing to the layers that follow. `sr2.export.channel_groups` finds the channels of a network.
+    is nothing to the layers that follow. `sr2.channel_groups` finds the channels of a network.
 
     Args:
         numbers: for each tensor the channel of each of its slices along dimension 0; -1 is none, and left alone.

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from ..optim.groups import ParamGroups
-from ..regularizers.base import Regularizer, check_regularizer
-from ..regularizers.channels import Channels
-from ..regularizers.l0_ball import L0Ball
-from .channels import followed, is_layer
-from .measure import Example, inputs_of
-from .rules import Rules
-from .values import FIXED
+from .optim.groups import ParamGroups
+from .regularizers.base import Regularizer, check_regularizer
+from .regularizers.channels import Channels
+from .regularizers.l0_ball import L0Ball
 
 
 def channel_groups(
-    model: nn.Module, example: Example, density: float, *, floor: float | None = None, rest: Regularizer | None = None
+    model: nn.Module,
+    example: Tensor | Sequence[Tensor],
+    density: float,
+    *,
+    floor: float | None = None,
+    rest: Regularizer | None = None,
 ) -> ParamGroups:
     """Parameter groups under which at most a share `density` of the network's channels is not zero.
 
@@ -48,43 +49,17 @@ def channel_groups(
         floor: the least density of a layer, as a share of `density`, as in `L0Ball`; 1 gives all layers the same.
         rest: the regularizer of parameters that belong to no channel.
     """
+    from .export.channels import numbered  # here, since `import sr2` does not import the tools for export
+
     check_regularizer(rest)
-    found = _followed(model, example)
-    numbers, sizes = _numbered(model, found)
+    numbers, sizes = numbered(model, example)
     if not sizes:
         raise ValueError(f"{type(model).__name__} has no channel that could go: its layers end at inputs and outputs")
     named = list(model.named_parameters())
-    channels = Channels(tuple(numbers[name] for name, _ in named if name in numbers), tuple(sizes))
+    channels = Channels(tuple(numbers[name] for name, _ in named if name in numbers), sizes)
     budget = L0Ball(density=density, groups=channels, floor=floor)
     groups: list[dict[str, Any]] = [
         {"params": [(name, p) for name, p in named if name in numbers], "regularizer": budget},
         {"params": [(name, p) for name, p in named if name not in numbers], "regularizer": rest},
     ]
     return ParamGroups([g for g in groups if g["params"]], model)
-
-
-def _followed(model: nn.Module, example: Example) -> Rules | None:
-    if is_layer(model):
-        return None
-    exact = copy.deepcopy(model).eval().cpu().double()
-    inputs = (item.cpu() for item in inputs_of(example))
-    return followed(exact, tuple(item.double() if item.is_floating_point() else item for item in inputs))
-
-
-def _numbered(model: nn.Module, rules: Rules | None) -> tuple[dict[str, tuple[int, ...]], list[int]]:
-    """For each parameter the channel of each of its slices, numbered as layers make them, and the layers' sizes."""
-    cuts = [] if rules is None else [cut for cut in rules.cuts if cut.tensor in dict(model.named_parameters())]
-    for cut in cuts:
-        if isinstance(model.get_submodule(cut.tensor.rpartition(".")[0]), nn.Embedding):  # its channels are columns
-            rules.atoms.fix(cut.atoms)  # type: ignore[union-attr]
-    number = {FIXED: -1}
-    numbers: dict[str, tuple[int, ...]] = {}
-    sizes = []
-    for cut in cuts:
-        if cut.axis != 0:
-            continue  # the weights that read a channel
-        classes: list[int] = rules.atoms.classes(cut.atoms).tolist()  # type: ignore[union-attr]
-        before = len(number)
-        numbers[cut.tensor] = tuple(number.setdefault(c, len(number) - 1) for c in classes)
-        sizes.append(len(number) - before)
-    return {name: slices for name, slices in numbers.items() if max(slices) >= 0}, [n for n in sizes if n]
