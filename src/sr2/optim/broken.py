@@ -17,15 +17,15 @@ class LeftDomainError(Exception):
 
 
 def again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """SR2's `step`, begun anew from the domain of R if x turns out to have left it since the last step."""
+    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
 
     @wraps(step)
-    def begun_anew(self: Any, closure: Any = None, objective: Any = None) -> Tensor:
+    def begun_anew(self: Any, *arguments: Any, **options: Any) -> Tensor:
         try:
-            return step(self, closure, objective)
+            return step(self, *arguments, **options)
         except LeftDomainError:
             self._search.entered = False
-            return step(self, closure, objective)
+            return step(self, *arguments, **options)
 
     return begun_anew
 

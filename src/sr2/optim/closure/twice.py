@@ -39,6 +39,7 @@ class TwoEvaluations:
         closure: the batch's loss.
         module: whose buffers to protect; None protects none.
         parameters: those the closure's gradients are wanted for.
+        tested: False evaluates at x alone.
         objective: evaluated at both points instead of the closure's loss, which then gives the gradient only.
         around: entered around the evaluation at x, to observe its backward passes.
         watch: what is known of this closure so far.
@@ -59,6 +60,7 @@ class TwoEvaluations:
         closure: Closure,
         module: nn.Module | None,
         parameters: Sequence[Tensor],
+        tested: bool = True,
         *,
         objective: Closure | None = None,
         around: AbstractContextManager[object] | None = None,
@@ -66,13 +68,13 @@ class TwoEvaluations:
         capturable: bool = False,
         twin: torch.Generator | None = None,
     ) -> None:
-        self._closure, self.objective = closure, objective
+        self._closure, self.objective, self.tested = closure, objective if tested else None, tested
         self._module, self._parameters = module, parameters
         self._around = around or nullcontext()
         self._watch, self._capturable = watch, capturable
         self._devices = {p.device for p in parameters}
         self._before = Buffers(module)
-        self._fills_gradients = False
+        self._fills_gradients = self._settled = False
         # A captured graph cannot rewind a generator: its second evaluation draws from the twin.
         self._capturing = capturing()
         self._twin = twin if self._capturing else None
@@ -83,8 +85,8 @@ class TwoEvaluations:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """An error or an interrupt leaves x, buffers and generators as before the step."""
-        if kind is not None:
+        """An error or an interrupt leaves x, buffers and generators as before the step, until it is settled."""
+        if kind is not None and not self._settled:
             if self.move is not None:
                 self.move.put_back()
             self._undo()
@@ -111,8 +113,11 @@ class TwoEvaluations:
         return self.loss
 
     def at_trial(self) -> Tensor:
-        """f where the parameters are now; generators and gradients stay as `at_x` left them, and so do the buffers,
-        unless `settle` is to choose them."""
+        """f where the parameters are now, unless the step is not tested; generators and gradients stay as `at_x` left
+        them, and so do the buffers, unless `settle` is to choose them."""
+        if not self.tested:
+            self.f_trial = self.f
+            return self.f_trial
         with self._watch.looking() if self._watch is not None and self._watch.blind else nullcontext():
             self.f_trial = self._evaluate(self.objective or self._closure, restore=not self._capturable)
         return self.f_trial
@@ -122,7 +127,7 @@ class TwoEvaluations:
 
         That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
         """
-        noise = self.move.noise() if self.move is not None and self.objective is None else None
+        noise = self.move.noise() if self.move is not None and self.objective is None and self.tested else None
         if noise is None:
             return self.loss, self.f, self.f_trial
         # Where the noise is not finite, s is not, and rejects the step itself.
@@ -147,6 +152,9 @@ class TwoEvaluations:
             self.move.settle(outcome)
         if self._capturable:
             self._after.restore_either(outcome.sound, self._before)
+        elif not (outcome.sound or outcome.null):
+            self._before.restore()
+        self._settled = True  # momentum has moved on, and an interrupt no longer undoes the step
 
     def look(self, outcome: Outcome) -> None:
         """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees."""
@@ -154,7 +162,7 @@ class TwoEvaluations:
         if self._watch is not None and self._watch.looks > 0 and not self._capturing:
             self._watch.leaves(self._parameters)
             self._watch.looks -= 1
-        if self._capturable or self._watch is None or evidence is None or not outcome.sound:
+        if self._capturable or self._watch is None or evidence is None or not (outcome.sound and self.tested):
             return
         if evidence.f_trial == evidence.loss:
             self._watch.unmoved(evidence.loss, evidence.vs)

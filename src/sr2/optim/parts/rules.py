@@ -149,6 +149,8 @@ class Constants(NamedTuple):
     gamma1: float
     gamma2: float
     gamma3: float
+    known: float = -1.0
+    """sigma falls only where the predicted decrease is more than so many times its slack; -1 asks nothing."""
 
 
 class Rule(ABC):
@@ -173,7 +175,7 @@ class Rule(ABC):
 
     @property
     def constants(self) -> Constants | None:
-        """Those of Algorithm 1, for a rule that is Algorithm 1: the fused kernel runs only where they are declared."""
+        """Those of Algorithm 1, for a rule of its form: the fused kernel judges only where they are declared."""
         return None
 
     @property
@@ -244,7 +246,7 @@ class Ratio(Rule):
         return {"gamma3": gamma3_for(R)} if self.undecided else {}
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
-        eta1, eta2, gamma1, gamma2, gamma3 = self._numbers()
+        eta1, eta2, gamma1, gamma2, gamma3, _ = self._numbers()
         sigma, finite = state.sigma, evidence.finite
         actual, predicted = evidence.actual + evidence.slack, evidence.predicted + evidence.slack
         usable = finite & (predicted > 0)
