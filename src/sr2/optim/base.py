@@ -79,7 +79,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         options = {"foreach": self.foreach, "compile": self.compile, "capturable": self.capturable}
         self._moves = Moves(partial(choose, **options))  # type: ignore[arg-type]
         self._bound: list[tuple[int, list[bool]]] | None = None
-        self._strong: list[Regularizer | None] = []
+        self._in_force: list[Regularizer | None] = []
 
     # ---- groups
 
@@ -149,18 +149,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["regularizer"] is not None:
                 group["regularizer"] = group["regularizer"].start([p for p in group["params"] if p.requires_grad])
-        self._strong = [self._strengthened(group["regularizer"]) for group in self.param_groups]
+        self._in_force = [self._strengthened(group["regularizer"]) for group in self.param_groups]
         self._bound = self._trained()
 
-    @property
-    def _in_force(self) -> list[Regularizer | None]:
-        """Of each group the R that steps are taken under: on its way to the group's own, while that is reached."""
-        if self._bound is None:
-            self._bind()
-        return self._strong
-
     def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
-        """The R that steps are taken under."""
+        """The R that steps are taken under: on its way to the group's own, while that is reached."""
         return regularizer
 
     def _trained(self) -> list[tuple[int, list[bool]]]:

@@ -174,7 +174,7 @@ class SR2(Reading, ProximalOptimizer):
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
             self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
-        f.look(outcome)
+        f.look(outcome, asks=self.testing is None)
         return loss
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
@@ -182,6 +182,8 @@ class SR2(Reading, ProximalOptimizer):
         if sigma is None:
             sigma = self._search.sigma if self.capturable else float(self._search.sigma)
         parts = (1.0 / sigma, self.metric, self.direction)
+        if self._bound is None:
+            self._bind()
         groups = zip(self.param_groups, self._in_force, strict=True)
         made = (Proposal.of({**group, "regularizer": R}, self.state, *parts) for group, R in groups)
         proposals = [p for p in made if p is not None]
@@ -230,7 +232,7 @@ class SR2(Reading, ProximalOptimizer):
     def _begun(self, closure: Closure | None) -> Iterator[None]:
         """A step from where R is finite, with a sigma; what a first step chose is forgotten if it fails."""
         state = self._search
-        if self._bound != self._trained():
+        if self._bound != [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]:
             self._bind()
         state.strengthen(self.reach)
         if not callable(closure) or (state.entered and state.sigma_known and not self.rule.undecided):
@@ -265,8 +267,10 @@ class SR2(Reading, ProximalOptimizer):
         else:
             with untouched(self._module, parameters), self._twice(closure, None) as f:
                 start.check_finite(f.at_x(), self._process_group, strict=strict)
-                moves = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), self._process_group)
-                sigma = start.searched(partial(f.rho, *moves), self.sigma_min)
+                made = (lambda sigma: self._moves(self._proposals(sigma)), start.half_left(penalized))
+                sigma = start.searched(
+                    partial(f.rho, *made, self._rounding(f.loss), self._process_group), self.sigma_min
+                )
         self._search.begin(sigma, self.param_groups)
 
     def _take_constants(self) -> None:
