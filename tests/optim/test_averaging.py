@@ -23,7 +23,9 @@ def network():
 
 def run(steps=7, model=None, optimizer=None, first=0, **options):
     model = network() if model is None else model
-    optimizer = optimizer or SR2(model, **{"regularizer": L1(1e-3), "sigma": 5.0, "average": True} | options)
+    optimizer = optimizer or SR2(
+        model, **SR2.paper_defaults() | {"regularizer": L1(1e-3), "sigma": 5.0, "average": True} | options
+    )
     points = []
     for t in range(first, first + steps):
         optimizer.step(lambda t=t: F.cross_entropy(model(X[t % 5]), Y[t % 5]))
@@ -88,7 +90,7 @@ def test_it_is_saved_and_resumed_to_the_same_bits(capturable):
     state = copy.deepcopy(saved.state_dict())
     again = network()
     again.load_state_dict(half.state_dict())
-    resumed = SR2(again, L1(1e-3), sigma=1.0, average=True, capturable=capturable)
+    resumed = SR2(again, L1(1e-3), **SR2.paper_defaults() | {"sigma": 1.0, "average": True, "capturable": capturable})
     resumed.load_state_dict(state)
     run(steps=6, model=again, optimizer=resumed, first=6)
     assert all(torch.equal(x, y) for x, y in zip(inside(model, optimizer), inside(again, resumed), strict=True))
@@ -157,7 +159,7 @@ def test_an_average_of_ones_own():
 
 def test_wrong_calls():
     with pytest.raises(ValueError, match=r"there is no average: make the optimizer with SR2\(..., average=True\)"):
-        SR2(network()).averaged()
+        SR2(network(), average=False).averaged()
     with pytest.raises(TypeError, match=r"average must be True, False or an object of sr2.averaging, and is 8"):
         SR2(network(), average=8)
 
@@ -183,7 +185,7 @@ def test_batch_norm_anew():
 def test_what_joins_late_does_not_start_at_zero():
     """A state saved without an average, and a parameter that was frozen until now."""
     model, plain, _ = run(steps=20, average=False)
-    resumed = SR2(model, L1(1e-3), sigma=5.0, average=True)
+    resumed = SR2(model, L1(1e-3), **SR2.paper_defaults() | {"sigma": 5.0, "average": True})
     resumed.load_state_dict(plain.state_dict())
     run(steps=1, model=model, optimizer=resumed)
     for average, p in zip(inside(model, resumed), model.parameters(), strict=True):
