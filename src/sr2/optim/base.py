@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..regularizers.base import Regularizer, check_compatible, check_regularizer
+from ..regularizers.base import Regularizer, check_regularizer
 from ..telling import tell
 from .groups import ParamGroups, module_groups
 from .moves.base import Moves, Proposal
@@ -77,7 +77,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         options = {"foreach": self.foreach, "compile": self.compile, "capturable": self.capturable}
         self._moves = Moves(partial(choose, **options))  # type: ignore[arg-type]
         self._bound: list[tuple[int, list[bool]]] | None = None
-        self._strong: list[Regularizer | None] = []
+        self._in_force: list[Regularizer | None] = []
 
     # ---- groups
 
@@ -122,9 +122,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         return {**param_group, "params": [(known.get(p, f"{prefix}.{i}"), p) for i, p in enumerate(params)]}
 
     def _check_fits(self, regularizer: Regularizer | None) -> None:
-        if self.metric is not None:
-            instead = "use metric=None, or a regularizer of entries or groups such as L1, L0Ball, GroupL2"
-            check_compatible(f"the metric {self.metric!r}", regularizer, diagonal=instead)
+        """Raise where this optimizer cannot have that regularizer."""
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
@@ -149,18 +147,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["regularizer"] is not None:
                 group["regularizer"] = group["regularizer"].start([p for p in group["params"] if p.requires_grad])
-        self._strong = [self._strengthened(group["regularizer"]) for group in self.param_groups]
+        self._in_force = [self._strengthened(group["regularizer"]) for group in self.param_groups]
         self._bound = self._trained()
 
-    @property
-    def _in_force(self) -> list[Regularizer | None]:
-        """Of each group the R that steps are taken under: on its way to the group's own, while that is reached."""
-        if self._bound is None:
-            self._bind()
-        return self._strong
-
     def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
-        """The R that steps are taken under."""
+        """The R that steps are taken under: on its way to the group's own, while that is reached."""
         return regularizer
 
     def _trained(self) -> list[tuple[int, list[bool]]]:

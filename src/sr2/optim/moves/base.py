@@ -19,6 +19,7 @@ from torch import Tensor
 from ...numerics import add, capturing, end_to_end, exact_sum, wide
 from ...regularizers.base import ZERO, Regularizer, Step
 from ..closure.losses import NO_SPARSE
+from ..parts.averaging import move_toward
 from ..parts.directions import Direction
 from ..parts.metrics import Metric, State
 from ..state import Outcome
@@ -145,6 +146,7 @@ class Proposal:
         self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
         if self.metric is not None:
             D, self.news = self.metric.update(self.xs, self.gs, self.states)
+            D = D if self.regularizer.diagonal else one_number(D, self.regularizer.by_tensor)
             self.steps = [self.step / d for d in D]
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
@@ -175,6 +177,18 @@ class Proposal:
                         raise RuntimeError(NEEDS_A_STEP)
                     state[name] = torch.zeros_like(value)
                 state[name].copy_(torch.where(sound, value, state[name]))
+
+
+def one_number(D: Sequence[Tensor], by_tensor: bool) -> list[Tensor]:
+    """The metric of an R that couples entries: the root mean square of D, of each tensor or of the whole group.
+
+    >>> one_number([torch.tensor([1.0, 7.0])], by_tensor=True)
+    [tensor(5., dtype=torch.float64)]
+    """
+    squares, counts = [exact_sum(wide(d).square()) for d in D], [max(d.numel(), 1) for d in D]
+    if not by_tensor:
+        squares, counts = [add(squares)] * len(D), [sum(counts)] * len(D)
+    return [(square / count).sqrt() for square, count in zip(squares, counts, strict=True)]
 
 
 class Move(Protocol):
@@ -209,18 +223,6 @@ class Move(Protocol):
 
     def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
         """x <- the points, where the flag is true."""
-
-
-def toward(averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor, *, looking: bool) -> None:
-    """`Move.toward` in one pass where the host may look at the weight, else in three."""
-    if looking:
-        torch._foreach_lerp_(list(averages), list(xs), float(weight))
-        return
-    change = torch._foreach_sub(list(xs), list(averages))
-    for device in {x.device for x in xs}:
-        here = [i for i, x in enumerate(xs) if x.device == device]
-        torch._foreach_mul_([change[i] for i in here], weight.to(device))
-    torch._foreach_add_(list(averages), change)
 
 
 def take_if(flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor], *, looking: bool) -> None:
@@ -294,7 +296,7 @@ class ByGroup:
             p.commit(sound)
 
     def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
-        toward(averages, xs, weight, looking=not self._capturable)
+        move_toward(averages, xs, weight, looking=not self._capturable)
 
     def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
         take_if(flag, xs, points, looking=not self._capturable)

@@ -33,7 +33,7 @@ class Averaging(ABC):
     def update(self, xs: Sequence[Tensor], states: Mapping[Any, State], t: Tensor, toward: Toward) -> None:
         """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step.
 
-        toward: does it, given the averages, x and the weight.
+        toward: does it, given the averages, x and the weight, as `move_toward`.
         """
         for x in xs:
             if NAME not in states[x]:
@@ -63,6 +63,18 @@ class Polynomial(Averaging):
 
     def weight(self, t: Tensor) -> Tensor:
         return (self.k + 1) / (self.k + t.double())
+
+
+def move_toward(averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor, *, looking: bool) -> None:
+    """Averages go this share of the way to x: in one pass where the host may look at the weight, else in three."""
+    if looking:
+        torch._foreach_lerp_(list(averages), list(xs), float(weight))
+        return
+    change = torch._foreach_sub(list(xs), list(averages))
+    for device in {x.device for x in xs}:
+        here = [i for i, x in enumerate(xs) if x.device == device]
+        torch._foreach_mul_([change[i] for i in here], weight.to(device))
+    torch._foreach_add_(list(averages), change)
 
 
 @contextmanager
