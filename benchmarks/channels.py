@@ -26,7 +26,6 @@ from sr2.experiments.models.base import BatchNorm
 from sr2.experiments.models.resnet import BasicBlock
 from sr2.export import save, shrink
 from sr2.export.measure import milliseconds, parameters, table
-from sr2.rules import Tolerant
 
 SHAPE = (3, 32, 32)
 
@@ -49,7 +48,7 @@ def trained(density: float, options: argparse.Namespace) -> tuple[nn.Module, dic
     groups = param_groups(model, [("*", None)])
     if density < 1:
         groups = channel_groups(model, torch.zeros(1, *SHAPE), density)
-    optimizer = SR2(groups, metric="adam", momentum=0.9, rule=Tolerant(), average=False, steps=options.steps)
+    optimizer = SR2(groups, average=False, steps=options.steps)
     batches = Batches(load("cifar10"), options.batch, options.device, seed=options.seed)
     drawn = itertools.chain.from_iterable(batches.epoch(number) for number in itertools.count())
     start = time.perf_counter()

@@ -28,7 +28,6 @@ from sr2.experiments.models import build
 from sr2.export.measure import table
 from sr2.optim import CapturedStep
 from sr2.regularizers import Regularizer
-from sr2.rules import Tolerant
 
 WAYS: dict[str, tuple[Regularizer, dict[str, Any]]] = {
     "L1": (L1(1e-6), {}),
@@ -52,8 +51,7 @@ def step_of(R: Regularizer, given: dict[str, Any], options: argparse.Namespace) 
         weights = [p for p in model.parameters() if p.dim() > 1]
         for p, z in zip(weights, R.prox(weights, 1e-9), strict=True):
             p.copy_(z)
-    method: dict[str, Any] = {"metric": "adam", "momentum": 0.9, "rule": Tolerant(), "average": False, "sigma": 1e4}
-    optimizer = SR2(model, R, **method, capturable=cuda, **given)
+    optimizer = SR2(model, R, sigma=1e4, average=False, capturable=cuda, **given)
 
     def loss() -> torch.Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16) if cuda else contextlib.nullcontext():

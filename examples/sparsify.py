@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 
 from sr2 import NM, SR2, L0Ball, channel_groups, sparsity
 from sr2.export import load, save, shrink
-from sr2.rules import Tolerant
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=400, help="of training, and again of each sparse network")
@@ -38,8 +37,7 @@ def network() -> nn.Module:
 
 def train(model: nn.Module, params, regularizer=None) -> nn.Module:
     """`steps` says how long the run is: a budget shrinks on the way, and steps become short at the end."""
-    method = {"metric": "adam", "momentum": 0.9, "rule": Tolerant(), "average": False}
-    optimizer = SR2(params, regularizer, steps=options.steps, **method)
+    optimizer = SR2(params, regularizer, steps=options.steps)
     model.train()
     for _ in range(options.steps):
         b = torch.randint(len(x), (64,))

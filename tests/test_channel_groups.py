@@ -9,7 +9,6 @@ from sr2 import L1, SR2, channel_groups, param_groups, recalibrate_
 from sr2.experiments.data import load
 from sr2.experiments.models import build
 from sr2.export import measure, shrink
-from sr2.rules import Tolerant
 
 from .export.networks import Mobile, randomize, vgg
 
@@ -80,7 +79,7 @@ def digits(density, steps=300):
     groups = param_groups(model, [("*", None)])
     if density < 1:
         groups = channel_groups(model, x[:1], density)
-    optimizer = SR2(groups, metric="adam", momentum=0.9, rule=Tolerant(), average=False, steps=steps)
+    optimizer = SR2(groups, steps=steps)
     for _ in range(steps):
         b = torch.randint(len(x), (64,))
         optimizer.step(lambda b=b: cross_entropy(model(x[b]), data.train_targets[b]))

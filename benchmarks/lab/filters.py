@@ -6,20 +6,28 @@ Batch norm makes the loss the same for w and c w, so that w'g = 0 for every filt
 pulls w along itself, and every step of the loss is across it: |w|^2 grows by |step g|^2 as fast as the penalty takes it
 away, and the faster, the smaller w is. The table shows it: cos(w, g), the norms at the start and at the end, and how
 many times the smallest norm of the network is above what the prox sets to zero.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.lab.filters --budgets
+
+is the way out: half of the filters, with and without their batch norms, 600 steps of 64; accuracy of the last iterate on
+360 images that were held out, and what `shrink` leaves.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from sr2 import SR2, GroupL0, GroupL2, param_groups
+from sr2 import SR2, GroupL0, GroupL2, L0Ball, channel_groups, param_groups
 from sr2.experiments.data import load
 from sr2.experiments.models import build
+from sr2.export import shrink
 from sr2.export.measure import table
 from sr2.regularizers import Regularizer
 from sr2.rules import Tolerant
@@ -82,8 +90,42 @@ def smallest_kept(R: Regularizer, optimizer: SR2, convolutions: list[nn.Conv2d])
     return torch.cat(made)
 
 
+def budgets() -> None:
+    """Half of the filters, five ways."""
+    conv = re.compile(r"^(0|3|6)\.weight")
+    x = torch.zeros(1, 1, 8, 8)
+    ways: dict[str, tuple[Callable[[nn.Module], Any], dict[str, Any]]] = {
+        "dense": (lambda m: param_groups(m, [("*", None)]), {}),
+        "channels": (lambda m: channel_groups(m, x, 0.5), {}),
+        "channels, floor=1": (lambda m: channel_groups(m, x, 0.5, floor=1), {}),
+        "channels, no metric": (lambda m: channel_groups(m, x, 0.5), {"metric": None}),
+        "filters alone": (
+            lambda m: param_groups(m, [(conv, L0Ball(density=0.5, groups="filters")), ("*", None)]),
+            {},
+        ),
+    }
+    print(table([["", "seed", "accuracy", "filters left", "parameters", "constants behind padding"]]))
+    for seed in (0, 1):
+        for name, (groups, given) in ways.items():
+            torch.manual_seed(seed)
+            digits, model = load("digits"), build("cnn", 10, (1, 8, 8))
+            images, labels = digits.train_inputs.float() / 16, digits.train_targets
+            optimizer = SR2(groups(model), average=False, steps=600, **given)
+            for _ in range(600):
+                b = torch.randint(len(images), (64,))
+                optimizer.step(lambda b=b: cross_entropy(model(images[b]), labels[b]))  # type: ignore[misc]
+            small = shrink(model, x, verbose=False)
+            with torch.no_grad():
+                right = (small(digits.test_inputs.float() / 16).argmax(1) == digits.test_targets).double().mean()
+            left = [m.out_channels for m in small.modules() if isinstance(m, nn.Conv2d)]
+            print(name, seed, f"{float(right):.4f}", left, small.shrunk.parameters[1], small.shrunk.padded, flush=True)
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    if "--budgets" in sys.argv:
+        budgets()
+        return
     head = [
         "R",
         "metric",

@@ -36,7 +36,7 @@ def channel_groups(
     >>> model = nn.Sequential(
     ...     nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
     >>> groups = channel_groups(model, torch.zeros(1, 3, 8, 8), density=0.5)
-    >>> print(SR2(groups, metric="adam"))  # doctest: +ELLIPSIS
+    >>> print(SR2(groups, steps=1000))  # doctest: +ELLIPSIS
     SR2(...
       group 0: 3 tensors, 232 parameters, L0Ball(density=0.5, groups=<8 channels of 1 layers>)
       group 1: 2 tensors, 2,890 parameters, no regularizer
