@@ -1,6 +1,7 @@
 """The average of the iterates: its weights, its zeros, on every path, saved and resumed; and batch norm anew."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from sr2 import L0, L1, SR2, recalibrate_, sparsity
 from sr2.averaging import Averaging, Polynomial
+from sr2.optim.moves.base import toward
 
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(5, 16, 6, generator=DRAW), torch.randint(3, (5, 16), generator=DRAW)
@@ -90,6 +92,57 @@ def test_it_is_saved_and_resumed_to_the_same_bits(capturable):
     resumed.load_state_dict(state)
     run(steps=6, model=again, optimizer=resumed, first=6)
     assert all(torch.equal(x, y) for x, y in zip(inside(model, optimizer), inside(again, resumed), strict=True))
+
+
+@pytest.mark.parametrize("looking", [True, False])
+def test_of_bfloat16_parameters_it_moves_by_less_than_1_in_256(looking):
+    """Between two neighbours in bfloat16: an average in bfloat16 stays at the first for good."""
+    low, high = torch.tensor([1.0, 1.0 + 1 / 128]).bfloat16()
+    x, state = low[None].clone(), {}
+    for t in range(1, 401):
+        x.fill_(low if t == 1 else high)
+        Polynomial(0.0).update([x], {x: state}, torch.tensor(t), partial(toward, looking=looking))
+    assert state["average"].dtype == torch.float32
+    assert float(state["average"]) == pytest.approx(1 + 399 / 400 / 128, abs=1e-5)
+
+
+def test_of_bfloat16_parameters_what_is_remembered_is_float32_also_after_a_load():
+    model = network().bfloat16()
+    options = {"metric": "adam", "momentum": 0.9, "sigma": 500.0, "average": True}
+    optimizer = SR2(model, L1(1e-3), **options)
+
+    def steps(model, optimizer, first, last):
+        for t in range(first, last):
+            optimizer.step(lambda t=t: F.cross_entropy(model(X[t % 5].bfloat16()).float(), Y[t % 5]))
+
+    steps(model, optimizer, 0, 6)
+    other = copy.deepcopy(model)
+    resumed = SR2(other, L1(1e-3), **options)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one in (optimizer, resumed):
+        kinds = {name: {s[name].dtype for s in one.state.values()} for name in ("average", "square", "momentum")}
+        assert kinds == {"average": {torch.float32}, "square": {torch.float32}, "momentum": {torch.bfloat16}}
+    average = optimizer.state[model[0].weight]["average"]
+    assert not torch.equal(average.bfloat16().float(), average)
+    steps(model, optimizer, 6, 12)
+    steps(other, resumed, 6, 12)
+    assert all(torch.equal(x, y) for x, y in zip(inside(model, optimizer), inside(other, resumed), strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("metric", ["adam", "rmsprop", "adagrad"])
+def test_the_second_moment_of_bfloat16_gradients_does_not_freeze(metric):
+    from sr2.optim.parts.metrics import as_metric
+
+    states = [[{}], [{}]]
+    g = torch.full((3,), 1e-3)
+    for t in range(1500):
+        for dtype, state in zip((torch.bfloat16, torch.float32), states, strict=True):
+            now = (g if t else 10 * g).to(dtype)
+            (d,), (state[0],) = as_metric(metric).update([now], [now], state)
+            if dtype == torch.bfloat16:
+                found = d
+    torch.testing.assert_close(found, d, rtol=1e-2, atol=0)
 
 
 def test_an_average_of_ones_own():

@@ -22,7 +22,7 @@ from .run.config import RunConfig
 from .run.progress import Watch
 from .run.registry import has_lambda
 from .run.stop import StopSignals
-from .run.store import RunRecord, find_runs
+from .run.store import RunRecord, Which, find_runs
 from .run.train import train
 
 DESCRIPTION = "Train sparse networks under nonsmooth regularizers, without a learning rate to tune."
@@ -122,35 +122,38 @@ def _train(config: RunConfig, runs: Path, tensorboard: bool) -> None:
 # ---- finished runs
 
 
-def prune(folders: Folders, *, device: str | None = None, trust: bool = False) -> int:
+def prune(folders: Folders, *, device: str | None = None, weights: Which | None = None, trust: bool = False) -> int:
     """Set |w| <= 10^-k to zero for k = 1..8, without retraining, and measure: prune.json of each finished run.
 
     Args:
         folders: Run folders, or folders of them.
         device: Where to evaluate, if not where the run was trained.
+        weights: The average of the iterates or the last one; unless given, the average where there is one.
         trust: Import the module:callable that a run names for its network or its data.
     """
     from .run.prune import prune_runs
 
-    return prune_runs(_find(folders), device, trust=trust)
+    return prune_runs(_find(folders), device, trust=trust, weights=weights)
 
 
-def shrink(folders: Folders, *, trust: bool = False) -> int:
+def shrink(folders: Folders, *, weights: Which | None = None, trust: bool = False) -> int:
     """Remove the channels that nothing depends on, exactly: shrunk.safetensors and its figures of each finished run.
 
     Args:
         folders: Run folders, or folders of them.
+        weights: The average of the iterates or the last one; unless given, the average where there is one.
         trust: Import the module:callable that a run names for its network or its data.
     """
     from .run.export import export_runs
 
-    return export_runs(_find(folders), "shrunk", trust=trust)
+    return export_runs(_find(folders), "shrunk", trust=trust, weights=weights)
 
 
 def export(
     folders: Folders,
     *,
     format: Literal["safetensors", "onnx", "2:4"] = "safetensors",  # noqa: A002 - the flag's name
+    weights: Which | None = None,
     trust: bool = False,
 ) -> int:
     """Write each finished run's network for use: small, for onnxruntime, or for sparse tensor cores; and measure it.
@@ -158,11 +161,12 @@ def export(
     Args:
         folders: Run folders, or folders of them.
         format: safetensors: lossless, zeros packed. onnx: shrunk, batch norm folded. 2:4: bfloat16, on an NVIDIA GPU.
+        weights: The average of the iterates or the last one; unless given, the average where there is one.
         trust: Import the module:callable that a run names for its network or its data.
     """
     from .run.export import export_runs
 
-    return export_runs(_find(folders), format, trust=trust)
+    return export_runs(_find(folders), format, trust=trust, weights=weights)
 
 
 def report(folders: Folders, *, out: Path | None = None) -> None:

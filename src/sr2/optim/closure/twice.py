@@ -6,6 +6,7 @@ must leave no trace: not in batch-norm's statistics, not in the random number ge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeGuard
@@ -133,10 +134,20 @@ class TwoEvaluations:
         # Where the noise is not finite, s is not, and rejects the step itself.
         return self.loss, self.f + torch.where(noise.isfinite(), noise, 0.0), self.f_trial
 
-    def rho(self, make: Callable[[float], Settled], rounding: Rounding, group: Any, sigma: float) -> float:
-        """rho of the step that `make` makes with this sigma; nothing stays moved."""
+    def rho(
+        self,
+        make: Callable[[float], Settled],
+        alive: Callable[[], bool],
+        rounding: Rounding,
+        group: Any,
+        sigma: float,
+    ) -> float:
+        """rho of the step that `make` makes with this sigma, -inf where too little is left; nothing stays moved."""
         self.move = move = make(sigma)
         model = move.to_trial()
+        if not alive():
+            move.put_back()
+            return -math.inf
         self.at_trial()
         move.put_back()
         evidence = Evidence.gather(self.losses(), model, rounding, group, torch.device("cpu"), reaching=True)
