@@ -48,26 +48,33 @@ def _train(problem: tasks.Problem, optimizer: Any, before_step: Callable[[int], 
         return problem.error(problem.validation), problem.error(problem.test), zeros
 
 
+def at_once(problem: tasks.Problem, density: float) -> Result:
+    return sr2(problem, density, cooldown=(round(0.7 * problem.steps), problem.steps))
+
+
+METHODS: dict[str, Callable[[str, int, float], Result]] = {
+    "SR2, `steps=n`": lambda task, seed, density: sr2(p := tasks.make(task, seed), density, steps=p.steps),
+    "SR2, at once": lambda task, seed, density: at_once(tasks.make(task, seed), density),
+    "GMP": lambda task, seed, density: min(gmp(tasks.make(task, seed), density, lr) for lr in RATES),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="*", default=["digits_cnn", "digits_mlp"])
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", message=".*was moved to its prox")  # of the row that wants just that
-    print(
-        "| task | density | zeros | SR2, `steps=n` | SR2, at once | GMP, best of 3 rates |\n|---|---|---|---|---|---|"
-    )
+    warnings.filterwarnings("ignore", message=".*was moved to its prox")  # of the method that wants just that
+    print(f"| task | density | {' | '.join(args.methods)} |\n|---|---|{'---|' * len(args.methods)}")
     for task, density in itertools.product(args.tasks, DENSITIES):
-        rows: list[list[Result]] = [[], [], []]
-        for seed in args.seeds:
-            steps = tasks.make(task, seed).steps
-            cooldown = (round(0.7 * steps), steps)
-            rows[0].append(sr2(tasks.make(task, seed), density, steps=steps))
-            rows[1].append(sr2(tasks.make(task, seed), density, cooldown=cooldown))
-            rows[2].append(min(gmp(tasks.make(task, seed), density, lr) for lr in RATES))
-        errors = (" / ".join(f"{100 * test:.1f}" for _, test, _ in row) for row in rows)
-        print(f"| {task} | {density:g} | {100 * rows[0][0][2]:.2f} % | {' | '.join(errors)} |", flush=True)
+        cells = []
+        for name in args.methods:
+            rows = [METHODS[name](task, seed, density) for seed in args.seeds]
+            zeros = f"{100 * rows[0][2]:.2f} % zeros" if density < 1 else "dense"
+            cells.append(f"{' / '.join(f'{100 * test:.1f}' for _, test, _ in rows)} ({zeros})")
+        print(f"| {task} | {density:g} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -283,7 +283,7 @@ def test_an_interrupt_changes_nothing(evaluation):
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_steps_on_trust_reach_it_too(capturable):
-    model, optimizer, closures = trained("budget", 60, test_every=4, capturable=capturable)
+    model, *_ = trained("budget", 60, test_every=4, capturable=capturable)
     assert nonzeros(model) == 24
     assert finite(L0Ball(density=0.1), model)
 

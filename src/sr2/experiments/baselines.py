@@ -74,10 +74,8 @@ class Baseline(torch.optim.Optimizer):
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, as SR2's do."""
-        if self.averaging is None:
-            raise ValueError(f"there is no average: make the optimizer with {type(self).__name__}(..., average=True)")
         groups = [{"params": g["params"], "regularizer": g["penalized"] or None} for g in self.param_groups]
-        return averaged(groups, self.state, self.register_step_pre_hook)
+        return averaged(self, groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state, on this optimizer's device."""

@@ -91,10 +91,13 @@ def _budget(density: Any, settings: Mapping[str, Any], default: str) -> dict[str
 
 
 def options() -> list[str]:
-    """The options of the built-in optimizers that have a flag of their own; those named as a setting have none."""
+    """The options of the built-in optimizers that have a flag of their own.
+
+    Those named as a setting have none, nor has the density of gmp, which is a budget, as that of `l0_ball` is.
+    """
     settings = {item.name for item in dataclasses.fields(Settings)}
     found = dict.fromkeys(n for optimizer in registry.OPTIMIZERS for n in registry.option_names(optimizer))
-    return [name for name in found if name not in settings]
+    return [name for name in found if name not in {*settings, "density"}]
 
 
 def _option_flag(name: str, start: Settings) -> Any:

@@ -26,7 +26,7 @@ from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
 from .moves.base import Model, Move, Proposal
 from .moves.fused import FusedMove
-from .parts.averaging import Averaging, as_averaging, averaged
+from .parts.averaging import Averaging, Reminder, as_averaging, averaged
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Rounding, Rule
@@ -143,6 +143,7 @@ class SR2(Reading, ProximalOptimizer):
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
         self._search.batch = None if batch_growth is None else batch_growth.batch
+        self._reminder = Reminder.of(self, self._module)
         self._place()
 
     # ---- one step
@@ -293,9 +294,7 @@ class SR2(Reading, ProximalOptimizer):
 
         Penalized entries that are zero in the last iterate are zero in it. `sr2.recalibrate_` the batch norms inside.
         """
-        if self.averaging is None:
-            raise ValueError("there is no average: make the optimizer with SR2(..., average=True)")
-        return averaged(self.param_groups, self.state, self.register_step_pre_hook)
+        return averaged(self)
 
     # ---- state
 

@@ -149,11 +149,11 @@ class SearchState:
         if evidence is None:
             return
         accepted, null, sound, tested = outcome.accepted, outcome.null, outcome.sound, outcome.tested
-        flags = (accepted, sound & ~accepted & ~null, null, ~sound & ~null, torch.zeros_like(null))
+        fates = {"accepted": accepted, "rejected": sound & ~accepted & ~null, "null": null, "broken": ~sound & ~null}
         if not tested:  # what fails is put back, as where a test rejects it
-            flags = (torch.zeros_like(null), ~sound, null, torch.zeros_like(null), accepted)
-        for count, flag in zip(self.counts, flags, strict=True):
-            count += flag
+            fates = {"untested": accepted, "rejected": ~sound, "null": null}
+        for name, flag in fates.items():
+            getattr(self.counts, name).add_(flag)
         self.sigma.copy_(outcome.sigma)
         for name, value in outcome.memory.items():
             self.memory[name].copy_(value)

@@ -2,6 +2,7 @@
 
 from .base import Regularizer
 from .box import Box
+from .channels import Channels
 from .elastic_net import ElasticNet
 from .group import GroupL0, GroupL2
 from .grouping import Heads
@@ -23,6 +24,7 @@ __all__ = [
     "NM",
     "SCAD",
     "Box",
+    "Channels",
     "ElasticNet",
     "GroupL0",
     "GroupL2",

@@ -192,9 +192,20 @@ def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
 
 
 def without_regularizer(config: RunConfig) -> RunConfig:
-    """The config of an optimizer that takes no regularizer; one that was asked for is a UserError."""
+    """The config of an optimizer that takes no regularizer; one that was asked for is a UserError.
+
+    A budget is none to an optimizer that prunes by itself: its density is an option of that.
+
+    >>> without_regularizer(RunConfig(optimizer="gmp", regularizer="l0_ball", reg=("density=0.05",))).label
+    'GMP density=0.05'
+    """
     if config.regularizer == "none" or registry.takes_regularizer(config.optimizer):
         return config
+    if config.regularizer == "l0_ball" and registry.has_option(config.optimizer, "density"):
+        budget = parse_pairs("--reg", "a constant of a regularizer", config.reg, {})
+        if [*budget] == ["density"]:
+            config = config.having(options={"density": budget["density"], **config.options})
+            return dataclasses.replace(config, regularizer="none", reg=())
     if any(getattr(config, name) != getattr(RunConfig, name) for name in ("regularizer", "lam", "reg")):
         raise UserError(f"{config.optimizer} has no regularizer: leave out --regularizer, --lam and --reg")
     return dataclasses.replace(config, regularizer="none")

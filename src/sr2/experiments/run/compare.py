@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from ..errors import UserError
 from . import registry
-from .build import checked, make_regularizer
+from .build import checked, make_regularizer, without_regularizer
 from .config import RunConfig, Settings, setting
 from .options import parse
 from .progress import Watch
@@ -64,14 +65,10 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
 
 
 def _fitting(run: RunConfig) -> RunConfig:
-    """Of a baseline without a regularizer there is one run, or one per budget if it prunes, whatever the penalties."""
-    if registry.takes_regularizer(run.optimizer):
-        return run
-    plain = dataclasses.replace(run, regularizer="none", lam=RunConfig.lam, reg=())
-    budget = [parse(c.removeprefix("density=")) for c in run.reg if c.startswith("density=")]
-    if budget and registry.has_option(run.optimizer, "density") and "density" not in run.options:
-        return plain.having(density=budget[0])
-    return plain
+    """Of a baseline without a regularizer there is one run for each budget, else one, whatever the others have."""
+    with contextlib.suppress(UserError):
+        return without_regularizer(run)
+    return dataclasses.replace(run, regularizer="none", lam=RunConfig.lam, reg=())
 
 
 def _optimizer(grid: Grid, text: str) -> dict[str, Any]:
