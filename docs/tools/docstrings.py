@@ -29,4 +29,5 @@ def as_markdown(text: str) -> str:
     4
     ```
     """
+    text = re.sub(r" *# doctest: \+\w+$", "", text, flags=re.MULTILINE)  # for doctest alone
     return EXAMPLE.sub(lambda example: f"```pycon\n{example[0]}\n```", text)
