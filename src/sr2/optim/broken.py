@@ -6,13 +6,14 @@ from torch import Tensor
 
 from .moves.base import Move, gradients_are_finite, starts_outside
 from .parts.rules import Evidence
+from .processes import Processes
 
 
 class LeftDomainError(Exception):
     """x is no longer where R is finite: the user, or another R, has moved it."""
 
 
-def sound_at_x(evidence: Evidence, move: Move, *, capturable: bool) -> Tensor:
+def sound_at_x(evidence: Evidence, move: Move, together: Processes, *, capturable: bool) -> Tensor:
     """Whether f and its gradient are finite at x_t, as a 0-dim tensor; on the host it is an error if they are not.
 
     v's is not finite where g is not, or where only the prox is not: the latter is a rejection.
@@ -26,9 +27,9 @@ def sound_at_x(evidence: Evidence, move: Move, *, capturable: bool) -> Tensor:
         broken = f"the loss at x_t is {float(loss)}"
     elif not f.isfinite():
         broken = f"the objective at x_t is {float(f)}"
-    elif not vs.isfinite() and not gradients_are_finite(move.proposals):
+    elif not vs.isfinite() and not together.all(gradients_are_finite(move.proposals)):
         broken = f"the loss at x_t is finite ({float(loss):g}) and its gradient is not"
-    elif not evidence.dR.isfinite() and starts_outside(move):
+    elif not evidence.dR.isfinite() and starts_outside(move, together):
         raise LeftDomainError
     if broken:
         raise FloatingPointError(

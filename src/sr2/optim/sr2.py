@@ -167,7 +167,7 @@ class SR2(ProximalOptimizer):
             state.record(outcome)
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
-            self.averaging.update(self._parameters(), [self.state[p] for p in self._parameters()], state.steps)
+            self.averaging.update(*self._parts(), state.steps)
         f.look(outcome)
         return loss
 
@@ -176,7 +176,7 @@ class SR2(ProximalOptimizer):
         if sigma is None:
             sigma = self._search.sigma if self.capturable else float(self._search.sigma)
         parts = (1.0 / sigma, self.metric, self.direction)
-        made = (Proposal.of(group, self.state, *parts) for group in self.param_groups)
+        made = (Proposal.of(group, self.state, *parts, self._processes) for group in self.param_groups)
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
@@ -185,18 +185,18 @@ class SR2(ProximalOptimizer):
     def _judge(self, f: TwoEvaluations, model: Model, move: Move) -> Outcome:
         """The rule's verdict on this step; in one kernel where the rule declares its constants."""
         state, losses, rounding = self._search, f.losses(), self._rounding(f.loss)
-        if isinstance(move, FusedMove) and self.capturable and self._process_group is None and self.rule.constants:
+        if isinstance(move, FusedMove) and self.capturable and not self._processes.several and self.rule.constants:
             return move.judge(losses, self.rule.constants, self.sigma_min, rounding, state)
-        evidence = Evidence.gather(losses, model, rounding, self._process_group, state.sigma.device)
+        evidence = Evidence.gather(losses, model, rounding, self._processes, state.sigma.device)
         if self.batch_growth is not None and state.batch is not None:
-            noise = self._noise.estimate(self._process_group) if f.objective is None and self._noise else 0.0
+            noise = self._noise.estimate(self._processes) if f.objective is None and self._noise else 0.0
             larger = self.batch_growth.larger(evidence, state.batch, noise)
             if larger is not None:  # assumption 3 fails: s = 0 as in Algorithm 1, and the next batch is larger
                 state.batch = larger
                 return Outcome.called_off(evidence, state)
         sound = evidence.all_finite
         if self.capturable or not sound:
-            sound = sound_at_x(evidence, move, capturable=self.capturable)
+            sound = sound_at_x(evidence, move, self._processes, capturable=self.capturable)
         verdict = self.rule.judge(evidence, state)
         return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
 
@@ -210,8 +210,8 @@ class SR2(ProximalOptimizer):
             raise TypeError(NO_CLOSURE)
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         self._noise = GradientNoise(parameters) if self.batch_growth else None
-        given: dict[str, Any] = {"objective": objective, "capturable": self.capturable, "twin": self._twin}
-        return TwoEvaluations(closure, self._module, parameters, around=self._noise, watch=self._watch, **given)
+        make = partial(TwoEvaluations, objective=objective, capturable=self.capturable, twin=self._twin)
+        return make(closure, self._module, parameters, around=self._noise, watch=self._watch, together=self._processes)
 
     # ---- before the first step
 
@@ -226,9 +226,9 @@ class SR2(ProximalOptimizer):
             return
         try:
             with start.or_nothing(state) as left:
-                start.enter_domain(self._penalized(), state, left, self._process_group)
+                start.enter_domain(self._penalized(), state, left, self._processes)
                 if self.rule.undecided:
-                    state.chosen = self.rule.choose(start.R_0(self._penalized()))
+                    state.chosen = self.rule.choose(start.R_0(self._penalized(), self._processes))
                     self._take_constants()
                 if not state.sigma_known:
                     self._estimate(closure)
@@ -242,17 +242,17 @@ class SR2(ProximalOptimizer):
         """
         self._bind()
         with torch.no_grad(), start.or_nothing(state := self._search) as left:
-            start.enter_domain(self._penalized(), state, left, self._process_group)
+            start.enter_domain(self._penalized(), state, left, self._processes)
             self._estimate(closure, strict=True)
 
     def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
         parameters, penalized = self._parameters(), self._penalized()
         if self.metric is None:
-            sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min)
+            sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min, self._processes)
         else:
             with untouched(self._module, parameters), self._twice(closure, None) as f:
-                start.check_finite(f.at_x(), self._process_group, strict=strict)
-                moves = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), self._process_group)
+                start.check_finite(f.at_x(), self._processes, strict=strict)
+                moves = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss))
                 sigma = start.searched(partial(f.rho, *moves), self.sigma_min)
         self._search.begin(sigma, self.param_groups)
 
@@ -279,7 +279,7 @@ class SR2(ProximalOptimizer):
         """
         if self.averaging is None:
             raise ValueError("there is no average: make the optimizer with SR2(..., average=True)")
-        return averaged(self.param_groups, self.state, self.register_step_pre_hook)
+        return averaged(self.param_groups, self.state, self.register_step_pre_hook, self._processes)
 
     @property
     def sigma(self) -> float:

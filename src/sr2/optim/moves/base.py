@@ -9,18 +9,19 @@ keeps x before it writes it, and notes that it has: an interrupt at any point ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ...numerics import add, capturing, end_to_end, exact_sum, wide
+from ...numerics import add, capturing, end_to_end, exact_sum, gradient_of, local, wide
 from ...regularizers.base import ZERO, Regularizer, Step
 from ..closure.losses import NO_SPARSE
 from ..parts.directions import Direction
 from ..parts.metrics import Metric, State
+from ..processes import ALONE, Processes
 from ..state import Outcome
 
 NEEDS_A_STEP = "momentum and metrics need a step before a CUDA graph is captured"
@@ -110,6 +111,8 @@ class Proposal:
     metric: Metric | None
     direction: Direction | None
     states: list[State]
+    counted: list[bool]
+    """Of which tensors this process counts the sums: all but those that another one has too."""
     news: list[State] = field(default_factory=list)
     """What momentum and metric will remember."""
     vs: list[Tensor] = field(default_factory=list)
@@ -123,8 +126,10 @@ class Proposal:
         step: Step,
         metric: Metric | None,
         direction: Direction | None,
+        together: Processes = ALONE,
     ) -> Proposal | None:
-        """The tensors of one group that take part in this step, None if there are none.
+        """The tensors of one group that take part in this step, as far as this process has them; None if there are
+        none.
 
         A parameter without a gradient is left alone, unless R couples it to the others: then its gradient is zero.
         """
@@ -132,11 +137,13 @@ class Proposal:
         trained = [p for p in group["params"] if p.requires_grad]
         if all(p.grad is None for p in trained):
             return None
-        xs = trained if not regularizer.separable else [p for p in trained if p.grad is not None]
-        gs = [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
+        chosen = trained if not regularizer.separable else [p for p in trained if p.grad is not None]
+        xs = [local(p) for p in chosen]
+        gs = [torch.zeros_like(x) if g is None else g for x, g in zip(xs, map(gradient_of, chosen), strict=True)]
         if any(g.layout != torch.strided for g in gs):
             raise ValueError(NO_SPARSE)
-        return Proposal(regularizer, xs, gs, step, metric, direction, [states[x] for x in xs])
+        counted = [together.mesh is None or together.counts(p) for p in chosen]
+        return Proposal(regularizer, xs, gs, step, metric, direction, [states[p] for p in chosen], counted)
 
     def turn(self) -> None:
         """v and the steps for these gradients, with the states that direction and metric remember."""
@@ -149,8 +156,11 @@ class Proposal:
             self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
 
     def noise(self, kept: Sequence[Tensor]) -> Tensor:
-        """(g - v)'s for s = x - kept, summed in float64."""
-        gs, vs, xs, olds = ([wide(t) for t in tensors] for tensors in (self.gs, self.vs, self.xs, kept))
+        """(g - v)'s for s = x - kept, summed in float64 over what this process counts."""
+        mine = [i for i, counts in enumerate(self.counted) if counts]
+        if not mine:
+            return torch.zeros((), dtype=torch.float64, device=self.xs[0].device)
+        gs, vs, xs, olds = ([wide(ts[i]) for i in mine] for ts in (self.gs, self.vs, self.xs, kept))
         terms = torch._foreach_sub(gs, vs)
         torch._foreach_mul_(terms, torch._foreach_sub(xs, olds))
         if len({t.dtype for t in terms}) == 1 and all(t.is_cuda and t.device == terms[0].device for t in terms):
@@ -292,15 +302,18 @@ class Moves:
         return move
 
 
-def starts_outside(move: Move) -> bool:
+def starts_outside(move: Move, together: Processes = ALONE) -> bool:
     """Whether R(x) is infinite, x being the point that was left."""
     pairs = zip(move.proposals, move.kept, strict=True)
-    return any(bool(p.regularizer.value(kept).isposinf()) for p, kept in pairs if p.regularizer.coefficients is None)
+    values = [p.regularizer.value(kept) for p, kept in pairs if p.regularizer.coefficients is None]
+    return bool(values) and not together.all(~torch.stack([v.isposinf().cpu() for v in values]).any())
 
 
-def gradients_are_finite(proposals: Iterable[Proposal]) -> Tensor:
+def gradients_are_finite(proposals: Sequence[Proposal]) -> Tensor:
     """A 0-dim tensor, without a host read."""
     gs = [g for p in proposals for g in p.gs if g.numel()]
+    if not gs:  # this process has a part of nothing
+        return torch.ones((), dtype=torch.bool, device=proposals[0].xs[0].device)
     norms = torch._foreach_norm(gs, math.inf)
     return torch.stack([n.isfinite().to(norms[0].device) for n in norms]).all()
 

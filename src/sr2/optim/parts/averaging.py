@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics import capturing
+from ...numerics import capturing, local
 from ...regularizers.base import check_number
+from ..processes import ALONE, Processes
 from .metrics import State
 
 __all__ = ["Averaging", "Polynomial"]
@@ -69,7 +70,10 @@ class Polynomial(Averaging):
 
 @contextmanager
 def averaged(
-    groups: Iterable[Mapping[str, Any]], states: Mapping[Any, State], before_steps: Callable[[Any], Any]
+    groups: Iterable[Mapping[str, Any]],
+    states: Mapping[Any, State],
+    before_steps: Callable[[Any], Any],
+    together: Processes = ALONE,
 ) -> Iterator[None]:
     """The average in place of x, zero where a penalized x is zero; afterwards x again, to the bit.
 
@@ -80,18 +84,21 @@ def averaged(
     try:
         with torch.no_grad():
             for group in groups:
-                for x in group["params"]:
-                    if NAME not in states.get(x, {}):
+                for p in group["params"]:
+                    if NAME not in states.get(p, {}):
                         continue  # frozen, or before the first step
+                    x = local(p)
                     swapped.append((x, x.clone(memory_format=torch.preserve_format)))
                     zero = (x == 0) & (group["regularizer"] is not None)
-                    x.copy_(states[x][NAME].masked_fill(zero, 0.0))
+                    x.copy_(states[p][NAME].masked_fill(zero, 0.0))
+        together.reshard()
         yield
     finally:
         guard.remove()
         with torch.no_grad():
             for x, old in swapped:
                 x.copy_(old)
+        together.reshard()
 
 
 def _no_step(*_: object) -> None:

@@ -10,7 +10,7 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,9 +25,14 @@ State = dict[str, Any]
 class Metric(ABC):
     """A nonnegative diagonal D_t. SR2 steps with sigma D_t, ProxGEN with D_t / lr, ProxSGD with D_t."""
 
+    entrywise: ClassVar[bool] = False
+    """Whether each entry of D needs that entry of x and g alone: a process may then work on its part of a tensor."""
+
     def __init_subclass__(cls, **arguments: object) -> None:
         """A subclass with a diagonal of its own is not Adam's, whatever its parent is: no kernel computes it."""
         super().__init_subclass__(**arguments)
+        if "update" in cls.__dict__ and "entrywise" not in cls.__dict__:
+            cls.entrywise = False
         if "update" in cls.__dict__ and "adam" not in cls.__dict__:
             cls.adam = property(lambda self: None)  # type: ignore[assignment, method-assign]
 
@@ -52,6 +57,7 @@ class Adam(Metric):
 
     beta: float = 0.999
     eps: float = 1e-8
+    entrywise = True
 
     def __post_init__(self) -> None:
         check_number(self, "beta", self.beta, 0, 1)
@@ -80,6 +86,7 @@ class RMSprop(Metric):
 
     beta: float = 0.99
     eps: float = 1e-8
+    entrywise = True
 
     def __post_init__(self) -> None:
         check_number(self, "beta", self.beta, 0, 1)
@@ -97,6 +104,7 @@ class AdaGrad(Metric):
     """D_t = sqrt(g_1^2 + ... + g_t^2) + eps."""
 
     eps: float = 1e-10
+    entrywise = True
 
     def __post_init__(self) -> None:
         check_number(self, "eps", self.eps, 0)
