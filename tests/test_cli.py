@@ -51,7 +51,7 @@ def test_help_has_groups_with_the_three_that_matter_first_and_real_defaults(caps
         "eta2": "0.99",
         "gamma1": "5.56",
         "sigma": "auto",
-        "lr": "ProxGEN 0.001,.* ProxSGD 0.06",
+        "lr": "ProxGEN 0.001,.* ProxSGD 0.06,.* GMP 0.1",
     }.items():
         assert re.search(rf"--{option} [^(]*(\([^d][^)]*\)[^(]*)*\(default: {default}\)", said), option
 

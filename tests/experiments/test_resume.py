@@ -32,6 +32,8 @@ from tests.tools import remembered
         {"metric": "andrei", "regularizer": "l0"},
         {"optimizer": "proxgen", "momentum": 0.9, "metric": "adam"},
         {"optimizer": "proxsgd", "cooldown": 0.7},
+        {"optimizer": "adamw", "average": True},
+        {"optimizer": "gmp", "density": 0.1},
     ],
 )
 def test_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
@@ -59,9 +61,14 @@ class Replayed:
         self.body()
 
 
-def test_a_captured_run_with_a_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step has its own learning rate, the first ones after a resume too."""
-    config = checked(RunConfig.of(model="mlp", optimizer="proxgen", epochs=4, batch=400, lr=0.05, cooldown=0.7))
+@pytest.mark.parametrize(
+    "settings", [{"optimizer": "proxgen", "cooldown": 0.7}, {"optimizer": "gmp"}, {"optimizer": "adamw"}], ids=str
+)
+def test_a_captured_run_with_a_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """Every step has its own learning rate and its own masks, the first ones after a resume too."""
+    config = checked(RunConfig.of(model="mlp", epochs=4, batch=400, lr=0.05, **settings))
     plain = RunStore(tmp_path / "plain", config)
     finish(config, plain)
     monkeypatch.setattr("sr2.experiments.run.runner.CapturedStep", Replayed)

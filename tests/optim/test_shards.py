@@ -4,21 +4,18 @@ Layers have 7, 5 and 3 rows: no number of processes divides them, and with four 
 layer belongs to the outermost module, whose whole weights fully_shard keeps between evaluations.
 """
 
-import itertools
 import os
 import warnings
 
-import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from sr2 import L0, L1, NM, SR2, Box, GroupL0, GroupL2, KeepZeros, L0Ball, Nuclear, ProxGEN, ProxSGD, prune_, sparsity
+from sr2 import L0, L1, NM, SR2, Box, GroupL0, GroupL2, L0Ball, Nuclear, ProxGEN, ProxSGD, sparsity
 from sr2.numerics import whole
 from sr2.rules import Tolerant
 from tests.optim import checkpoints
@@ -36,7 +33,10 @@ OTHERS = {
     "Nuclear": Nuclear(1e-2),
     "Box": Box(-0.3, 0.3),
 }
-ALGORITHM_1 = {"sigma": 0.3, "rule": None, "metric": None, "momentum": 0.0, "average": False} | {"eta2": 0.5, "gamma3": 0.8}
+ALGORITHM_1 = {"sigma": 0.3, "rule": None, "metric": None, "momentum": 0.0, "average": False} | {
+    "eta2": 0.5,
+    "gamma3": 0.8,
+}
 EVERYTHING = {"sigma": "auto", "metric": "adam", "momentum": 0.9, "average": True, "rule": Tolerant()}
 X = torch.randn(64, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(64, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))

@@ -10,12 +10,18 @@ import torch
 from ..regularizers.base import check_number
 from .parts.directions import Direction
 from .parts.schedules import Schedule
+from .parts.testing import Testing
 from .theory.batch_growth import BatchGrowth
 
 NO_CLOSURE = (
     "SR2.step needs a closure, since it evaluates the loss twice: optimizer.step(lambda: loss_fn(model(x), y)); "
     "torch's GradScaler cannot pass one, so use bfloat16 autocast, which needs no scaler"
 )
+SHOWN = (
+    *("schedule", "reach", "direction", "metric", "averaging", "testing"),
+    *("autocast", "epsilon", "batch_growth", "capturable"),
+)
+"""The options that `repr` shows where they are set."""
 
 
 class Options(Protocol):
@@ -26,6 +32,7 @@ class Options(Protocol):
     batch_growth: BatchGrowth | None
     schedule: Schedule | None
     direction: Direction | None
+    testing: Testing | None
 
 
 def part(kind: type, given: Any, default: Any, shorthand: str, *, used: bool) -> Any:
@@ -61,6 +68,11 @@ def check_options(options: Options, capturable: bool) -> None:
         raise ValueError(
             f"SR2: steps that a cooldown shortens say nothing of stationarity: leave out {options.schedule} or "
             f"epsilon={epsilon!r}"
+        )
+    if options.testing is not None and (epsilon is not None or growth is not None):
+        raise ValueError(
+            f"SR2: epsilon and batch_growth rest on theorems that need every step tested, and {options.testing!r} does "
+            "not: leave out test_every, or them"
         )
     if growth is not None and not isinstance(growth, BatchGrowth):
         raise TypeError(f"SR2: batch_growth must be a BatchGrowth, as BatchGrowth(kappa=10.0), and is {growth!r}")

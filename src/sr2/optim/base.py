@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..numerics import local
 from ..regularizers.base import Regularizer, check_compatible, check_regularizer
 from ..telling import tell
 from .groups import ParamGroups, module_groups
@@ -81,6 +80,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         options = {"foreach": self.foreach, "compile": self.compile, "capturable": self.capturable}
         self._moves = Moves(partial(choose, **options))  # type: ignore[arg-type]
         self._bound: list[tuple[int, list[bool]]] | None = None
+        self._strong: list[Regularizer | None] = []
 
     # ---- groups
 
@@ -134,9 +134,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
-    def _penalized(self) -> list[tuple[Regularizer | None, list[Tensor]]]:
-        """Each group's regularizer and the tensors that are trained."""
-        return [(g["regularizer"], [p for p in g["params"] if p.requires_grad]) for g in self.param_groups]
+    def _penalized(self, *, in_force: bool = False) -> list[tuple[Regularizer | None, list[Tensor]]]:
+        """Each group's regularizer, its own or the one in force, and the tensors that are trained."""
+        mine = self._in_force if in_force else [g["regularizer"] for g in self.param_groups]
+        trained = ([p for p in g["params"] if p.requires_grad] for g in self.param_groups)
+        return list(zip(mine, trained, strict=True))
 
     def _all_parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -145,10 +147,6 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _processes(self) -> Processes:
         """Those that must agree on decisions."""
         return Processes.of(self._module, self._all_parameters())
-
-    def _parts(self) -> tuple[list[Tensor], list[dict[str, Any]]]:
-        """What this process has of the trained parameters, and their states."""
-        return [local(p) for p in self._parameters()], [self.state[p] for p in self._parameters()]
 
     def _direction_of(self, group: dict[str, Any]) -> Direction | None:
         """What makes v of the gradients of this group."""
@@ -162,7 +160,19 @@ class ProximalOptimizer(torch.optim.Optimizer):
             if group["regularizer"] is not None:
                 trained = [p for p in group["params"] if p.requires_grad]
                 group["regularizer"] = bound(group["regularizer"], trained, self._processes)
+        self._strong = [self._strengthened(group["regularizer"]) for group in self.param_groups]
         self._bound = self._trained()
+
+    @property
+    def _in_force(self) -> list[Regularizer | None]:
+        """Of each group the R that steps are taken under: on its way to the group's own, while that is reached."""
+        if self._bound is None:
+            self._bind()
+        return self._strong
+
+    def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
+        """The R that steps are taken under."""
+        return regularizer
 
     def _trained(self) -> list[tuple[int, list[bool]]]:
         """Of each group its regularizer, and which of its tensors are trained."""
@@ -212,24 +222,25 @@ class ProximalOptimizer(torch.optim.Optimizer):
         if entry or not p.requires_grad:
             return saved_entry(p, entry, begun=True)
         group = next(g for g in self.param_groups if any(p is q for q in g["params"]))
-        first = first_entry(p, self.metric, self._direction_of(group), getattr(self, "averaging", None))
+        points = {"average": "averaging", "passed": "testing"}  # of SR2, each in the state of a parameter
+        copies = [name for name, part in points.items() if getattr(self, part, None) is not None]
+        first = first_entry(p, self.metric, self._direction_of(group), copies)
         return saved_entry(p, first, begun=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""
         groups = [dict(g) for g in state_dict["param_groups"]]
         self._check_state(groups, state_dict["state"])
-        names = self._remembered()  # in the first group, and in the first releases among the states
-        own = {name: from_line(groups[0].pop(name, None) or state_dict["state"][name]) for name in names}
-        entries = {key: entry for key, entry in state_dict["state"].items() if key not in own}
         mine = [group["regularizer"] for group in self.param_groups]
         for number, (saved, regularizer) in enumerate(zip(groups, mine, strict=False)):
             if saved.get("regularizer") != repr(regularizer):
                 tell(f"group {number} was saved under {saved.get('regularizer')} and goes on under {regularizer!r}")
             saved["regularizer"] = None  # torch would deep-copy it
-        super().load_state_dict({**state_dict, "state": entries, "param_groups": groups})
+        super().load_state_dict({**state_dict, "param_groups": groups})
         for name, remembered in self._remembered().items():
-            remembered.load_state_dict(own[name])
+            line = self.param_groups[0].pop(name, None)
+            among: Any = self.state  # where the first releases had it, and torch keeps what is no parameter's as it is
+            remembered.load_state_dict(from_line(among.pop(name) if line is None else line))
         for group, regularizer in zip(self.param_groups, mine, strict=True):
             group["regularizer"] = regularizer
         for p in self._all_parameters():

@@ -73,7 +73,8 @@ class ProxSGD(ProximalOptimizer):
 
     def _place(self) -> None:
         super()._place()
-        self._count.t = self._count.t.to(self.param_groups[0]["params"][0].device if self.capturable else "cpu")
+        beside = (p.device for p in self._all_parameters())
+        self._count.t = self._count.t.to(next(beside, "cpu") if self.capturable else "cpu")
 
     def _check_fits(self, regularizer: Regularizer | None) -> None:
         instead = "use SR2 or ProxGEN, which take any regularizer with a prox, or a convex one such as L1"

@@ -9,13 +9,13 @@ whatever is in it.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..numerics import is_part, local
-from .parts.averaging import NAME, Averaging
 from .parts.directions import Direction
 from .parts.metrics import Metric
 from .shards import as_part, part_of
@@ -44,18 +44,16 @@ def loaded_entry(p: Tensor, entry: Entry) -> Entry:
 
 
 @torch.no_grad()
-def first_entry(
-    p: Tensor, metric: Metric | None, direction: Direction | None, averaging: Averaging | None = None
-) -> Entry:
-    """The state of a parameter before its first step, with every entry that it will have: averages of nothing."""
+def first_entry(p: Tensor, metric: Metric | None, direction: Direction | None, copies: Sequence[str]) -> Entry:
+    """The state of a parameter before its first step, with every entry that it will have: averages of nothing, and
+    under these names points, which are x."""
     x = local(p).detach()
     entry: Entry = {}
     if metric is not None:
         entry |= metric.update([x], [torch.zeros_like(x)], [{}])[1][0]
     if direction is not None:
         entry |= direction.update([torch.zeros_like(x)], [{}])[1][0]
-    if averaging is not None:
-        entry[NAME] = x.clone(memory_format=torch.preserve_format)
+    entry |= {name: x.clone(memory_format=torch.preserve_format) for name in copies}
     return {name: 0.0 if name.endswith("_weight") else value for name, value in entry.items()}
 
 

@@ -8,10 +8,10 @@ slack, without which sigma runs away at convergence. gamma3 has another default 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..regularizers.base import Regularizer
 from . import start
-from .arguments import NO_CLOSURE, check_options, check_sigma, part
+from .arguments import NO_CLOSURE, SHOWN, check_options, check_sigma, part
 from .base import Params, ProximalOptimizer, Remembered
-from .broken import LeftDomainError, sound_at_x
+from .broken import again_where_x_left, sound_at_x
 from .closure.losses import Closure
 from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
@@ -31,24 +31,12 @@ from .parts.averaging import Averaging, as_averaging, averaged
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Ratio, Rounding, Rule
-from .parts.schedules import Schedule, as_cooldown
+from .parts.schedules import Schedule, planned_cooldown, planned_reach
+from .parts.testing import as_testing
 from .state import Figures, Outcome, SearchState, StepInfo
 from .theory.batch_growth import BatchGrowth, GradientNoise
 from .theory.stationarity import Stationarity
-
-
-def _again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
-
-    @wraps(step)
-    def begun_anew(self: SR2, closure: Closure | None = None, objective: Closure | None = None) -> Tensor:
-        try:
-            return step(self, closure, objective)
-        except LeftDomainError:
-            self._search.entered = False
-            return step(self, closure, objective)
-
-    return begun_anew
+from .trust import hold, is_tested, on_trust
 
 
 class SR2(ProximalOptimizer):
@@ -87,7 +75,14 @@ class SR2(ProximalOptimizer):
             metric="adam", 1 / sigma is what a learning rate is to AdamW.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
+        reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
+            its own along a cubic, a lambda grows from 0 (see `sr2.schedules.Reach`).
+        steps: how many steps there will be. The last three tenths are a cooldown, and a budget shrinks from step
+            0.1 n to step 0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
         average: keep an average of the iterates too, `Polynomial()` or an object of `sr2.averaging`; see `averaged`.
+        test_every: k evaluates x + s only at every k-th step, the first one included. In between it is kept on trust,
+            at the price of one forward and backward; where a test fails, x goes back to the last point that passed, of
+            which a copy is kept. "auto" lets k grow to 16 while nothing fails. With k > 1 no theorem is claimed.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the way to
             read; None takes a fused kernel on CUDA where R and direction have one, and else is True.
@@ -118,7 +113,10 @@ class SR2(ProximalOptimizer):
         metric: Metric | str | None = None,
         cooldown: tuple[int, int] | None = None,
         schedule: Schedule | None = None,
+        reach: tuple[int, int] | None = None,
+        steps: int | None = None,
         average: bool | Averaging = False,
+        test_every: int | str = 1,
         penalize: str = "weights",
         foreach: bool | None = None,
         capturable: bool = False,
@@ -128,24 +126,25 @@ class SR2(ProximalOptimizer):
         batch_growth: BatchGrowth | None = None,
     ) -> None:
         ratio, smoothed = Ratio(eta1, eta2, gamma1, gamma2, gamma3), as_direction("SR2", momentum)
-        cooling = None if cooldown is None else as_cooldown(cooldown)
+        cooling = planned_cooldown(cooldown, steps)
         self.rule = self._given = part(Rule, rule, ratio, "eta1 to gamma3", used=ratio != Ratio())
         self.direction = part(Direction, direction, smoothed, "momentum", used=smoothed is not None)
-        self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooling is not None)
+        self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooldown is not None)
         check_sigma(sigma, sigma_min)
         self.sigma_min, self.autocast, self.epsilon, self.batch_growth = sigma_min, autocast, epsilon, batch_growth
+        self.averaging, self.testing = as_averaging(average), as_testing(test_every)
         check_options(self, capturable)
-        self.averaging = as_averaging(average)
         shared: dict[str, Any] = {"metric": metric, "penalize": penalize, "foreach": foreach}
         super().__init__(params, regularizer, {}, capturable=capturable, compile=compile, **shared)
-        remembered = self.rule.memory() | (self.schedule.memory() if self.schedule else {})
+        self.reach = planned_reach(reach, steps, (group["regularizer"] for group in self.param_groups))
+        remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
         self._search.batch = None if batch_growth is None else batch_growth.batch
         self._place()
 
     # ---- one step
 
-    @_again_where_x_left
+    @again_where_x_left
     @torch.no_grad()
     def step(self, closure: Closure | None = None, objective: Closure | None = None) -> Tensor:  # type: ignore[override]
         """One iteration of Algorithm 1; returns the loss at the starting point.
@@ -157,17 +156,19 @@ class SR2(ProximalOptimizer):
             objective: returns f of the full problem, to test the step on it and not on the batch, as Algorithm 1 says.
         """
         state = self._search
-        with self._begun(closure), self._twice(closure, objective) as f:
+        with self._begun(closure), self._twice(closure, objective, is_tested(self.testing, state)) as f:
             loss = f.at_x()  #                                    1  f(x), g
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
             model = move.to_trial()  #                               x <- x + s;  v's, R(x) - R(x + s), |s|^2
-            f.at_trial()  #                                       3  f(x + s)
+            f.at_trial()  #                                       3  f(x + s), unless x + s is kept on trust
             outcome = self._judge(f, model, move)  #              4  rho: keep? next sigma?
             f.settle(outcome)  #                                  5  keep x + s, or put x back
             state.record(outcome)
+        if self.testing is not None:
+            hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
-            self.averaging.update(*self._parts(), state.steps)
+            self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
         f.look(outcome)
         return loss
 
@@ -176,7 +177,8 @@ class SR2(ProximalOptimizer):
         if sigma is None:
             sigma = self._search.sigma if self.capturable else float(self._search.sigma)
         parts = (1.0 / sigma, self.metric, self.direction)
-        made = (Proposal.of(group, self.state, *parts, self._processes) for group in self.param_groups)
+        groups = zip(self.param_groups, self._in_force, strict=True)
+        made = (Proposal.of({**g, "regularizer": R}, self.state, *parts, self._processes) for g, R in groups)
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
@@ -186,8 +188,11 @@ class SR2(ProximalOptimizer):
         """The rule's verdict on this step; in one kernel where the rule declares its constants."""
         state, losses, rounding = self._search, f.losses(), self._rounding(f.loss)
         if isinstance(move, FusedMove) and self.capturable and not self._processes.several and self.rule.constants:
-            return move.judge(losses, self.rule.constants, self.sigma_min, rounding, state)
-        evidence = Evidence.gather(losses, model, rounding, self._processes, state.sigma.device)
+            return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested)
+        where = (self._processes, state.sigma.device)
+        evidence = Evidence.gather(losses, model, rounding, *where, reaching=self.reach is not None)
+        if not f.tested:
+            return on_trust(evidence, move, self.rule, state, self.sigma_min, self._processes, self.capturable)
         if self.batch_growth is not None and state.batch is not None:
             noise = self._noise.estimate(self._processes) if f.objective is None and self._noise else 0.0
             larger = self.batch_growth.larger(evidence, state.batch, noise)
@@ -196,7 +201,7 @@ class SR2(ProximalOptimizer):
                 return Outcome.called_off(evidence, state)
         sound = evidence.all_finite
         if self.capturable or not sound:
-            sound = sound_at_x(evidence, move, self._processes, capturable=self.capturable)
+            sound = sound_at_x(evidence, move, self._processes, capturable=self.capturable or state.pace.away)
         verdict = self.rule.judge(evidence, state)
         return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
 
@@ -204,14 +209,15 @@ class SR2(ProximalOptimizer):
         dtypes = (x.dtype for group in self.param_groups for x in group["params"])
         return Rounding.of(loss.dtype, dtypes, self.autocast or self._watch.autocast)
 
-    def _twice(self, closure: Closure | None, objective: Closure | None) -> TwoEvaluations:
+    def _twice(self, closure: Closure | None, objective: Closure | None, tested: bool = True) -> TwoEvaluations:
         """The two evaluations of a step; an interrupt leaves x, buffers and generators as before it."""
         if not callable(closure):
             raise TypeError(NO_CLOSURE)
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        parameters = self._parameters()
         self._noise = GradientNoise(parameters) if self.batch_growth else None
-        make = partial(TwoEvaluations, objective=objective, capturable=self.capturable, twin=self._twin)
-        return make(closure, self._module, parameters, around=self._noise, watch=self._watch, together=self._processes)
+        given: dict[str, Any] = {"objective": objective, "capturable": self.capturable, "twin": self._twin}
+        given |= {"around": self._noise, "watch": self._watch, "together": self._processes}
+        return TwoEvaluations(closure, self._module, parameters, tested, **given)
 
     # ---- before the first step
 
@@ -219,14 +225,15 @@ class SR2(ProximalOptimizer):
     def _begun(self, closure: Closure | None) -> Iterator[None]:
         """A step from where R is finite, with a sigma; what a first step chose is forgotten if it fails."""
         state = self._search
-        if self._bound != [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]:
+        if self._bound != self._trained():
             self._bind()
+        state.strengthen(self.reach)
         if not callable(closure) or (state.entered and state.sigma_known and not self.rule.undecided):
             yield
             return
         try:
             with start.or_nothing(state) as left:
-                start.enter_domain(self._penalized(), state, left, self._processes)
+                start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
                 if self.rule.undecided:
                     state.chosen = self.rule.choose(start.R_0(self._penalized(), self._processes))
                     self._take_constants()
@@ -242,11 +249,12 @@ class SR2(ProximalOptimizer):
         """
         self._bind()
         with torch.no_grad(), start.or_nothing(state := self._search) as left:
-            start.enter_domain(self._penalized(), state, left, self._processes)
+            state.strengthen(self.reach)
+            start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
             self._estimate(closure, strict=True)
 
     def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
-        parameters, penalized = self._parameters(), self._penalized()
+        parameters, penalized = self._parameters(), self._penalized(in_force=True)
         if self.metric is None:
             sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min, self._processes)
         else:
@@ -303,9 +311,9 @@ class SR2(ProximalOptimizer):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t."""
-        counts = self._search.counts
-        return dict(zip(counts._fields, torch.stack(counts).tolist(), strict=True))
+        """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t; with
+        `test_every` also those that were kept on trust."""
+        return self._search.counted(untested=self.testing is not None)
 
     @property
     def stationarity(self) -> Stationarity:
@@ -324,11 +332,13 @@ class SR2(ProximalOptimizer):
 
     def _options(self) -> str:
         sigma = f"{self.sigma:g}" if self._search.sigma_known else "auto"
-        names = ("schedule", "direction", "metric", "averaging", "autocast", "epsilon", "batch_growth", "capturable")
-        words = (f", {name}={value!r}" for name in names if (value := getattr(self, name)))
+        words = (f", {name}={value!r}" for name in SHOWN if (value := getattr(self, name)))
         return f"sigma={sigma}, sigma_min={self.sigma_min:g}, rule={self.rule!r}{''.join(words)}"
 
     # ---- state
+
+    def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
+        return regularizer if regularizer is None or self.reach is None else regularizer.at_strength(self._search.share)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, which may name its own `regularizer`."""

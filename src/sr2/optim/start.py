@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..numerics import capturing, local
 from ..regularizers.base import Regularizer, value_in_parts
+from ..regularizers.budget import Budget
 from ..telling import tell
 from .closure.losses import Closure
 from .curvature import LARGEST, estimate_sigma0, leaves_half
@@ -69,7 +70,10 @@ def enter_domain(penalized: Penalized, state: SearchState, left: Left, together:
             x.copy_(z)
         if not bool(value_at(regularizer, params, together).isfinite()):
             raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
-        tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox")
+        gradually = "; SR2(..., steps=n) or reach=(first, last) would get there gradually, and lose less"
+        own = getattr(regularizer, "regularizer", regularizer)  # of parts
+        hint = gradually if isinstance(own, Budget) and not own.shrinks else ""
+        tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox{hint}")
         together.reshard()
     state.entered = True
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..telling import tell
 from .parts.rules import Evidence, Verdict
-from .parts.schedules import Schedule
+from .parts.schedules import Reach, Schedule
+from .parts.testing import LARGEST, Pace
 from .theory.stationarity import FORGET
 
 
@@ -53,12 +54,16 @@ class StepInfo:
 
 
 class Counts(NamedTuple):
-    """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t."""
+    """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t; and how many
+    were not tested."""
 
     accepted: Tensor
     rejected: Tensor
     null: Tensor
     broken: Tensor
+    """Also where a step on trust failed."""
+    untested: Tensor
+    """x moved on trust."""
 
 
 class Moments(NamedTuple):
@@ -98,6 +103,8 @@ class Outcome(NamedTuple):
     evidence: Evidence | None
     """What it was judged by; None where a kernel has judged, and written the state itself."""
     memory: Mapping[str, Tensor]
+    tested: bool = True
+    """False: x + s was not evaluated."""
 
     @staticmethod
     def of(
@@ -143,7 +150,9 @@ class SearchState:
     """Of |s|^2 over accepted steps, behind `stationarity`."""
     figures: Figures
     memory: dict[str, Tensor]
-    """What the rule and the schedule remember, by name."""
+    """What the rule, the schedule and the tests remember, by name."""
+    share: Tensor
+    """Of R's full strength, at this step: it follows from the number of steps and is not saved."""
     sigma_known: bool
     """False: sigma_0 is to be estimated."""
     entered: bool = False
@@ -152,6 +161,8 @@ class SearchState:
     """Constants that the rule took from R(x_0)."""
     batch: int | None = None
     """The batch size that `batch_growth` asks for."""
+    pace: Pace = field(default_factory=Pace)
+    """Where it stands between two tests."""
     schedule: str = "None"
     """The schedule that `memory` belongs to."""
     lr: Tensor | None = None
@@ -170,6 +181,7 @@ class SearchState:
             moments=Moments(*(_float(0.0) for _ in Moments._fields)),
             figures=Figures(*(_float(math.nan) for _ in Figures._fields)),
             memory={name: _float(value) for name, value in memory.items()},
+            share=_float(1.0),
             sigma_known=sigma is not None,
             schedule=repr(schedule),
         )
@@ -179,7 +191,21 @@ class SearchState:
         """How many steps were taken, whatever became of them."""
         return torch.stack(self.counts).sum()
 
+    def counted(self, *, untested: bool) -> dict[str, int]:
+        """The counters by name, with or without that one."""
+        counts = dict(zip(Counts._fields, torch.stack(self.counts).tolist(), strict=True))
+        return counts if untested else {name: n for name, n in counts.items() if name != "untested"}
+
+    def failures(self) -> int:
+        """How many steps were rejected or broken; waits for the device."""
+        return int(self.counts.rejected + self.counts.broken)
+
     # ---- one step
+
+    def strengthen(self, reach: Reach | None) -> None:
+        """The share of R's strength at the step to come: in place, without a host read."""
+        if reach is not None:
+            self.share.copy_(reach.share(self.steps + 1))
 
     def begin(self, sigma: float, groups: Sequence[dict[str, Any]]) -> None:
         """sigma_0, once it is estimated."""
@@ -190,16 +216,22 @@ class SearchState:
     def record(self, outcome: Outcome) -> None:
         """Write what became of a step: sigma, counters, memories, figures. In place, without a host read."""
         evidence = outcome.evidence
+        self.pace.go_on(tested=outcome.tested)
         if evidence is None:
             return
-        accepted, null, sound = outcome.accepted, outcome.null, outcome.sound
-        flags = (accepted, sound & ~accepted & ~null, null, ~sound & ~null)
+        accepted, null, sound, tested = outcome.accepted, outcome.null, outcome.sound, outcome.tested
+        flags = (accepted & tested, sound & ~accepted & ~null, null, ~sound & ~null, accepted & (not tested))
         for count, flag in zip(self.counts, flags, strict=True):
             count += flag
         self.sigma.copy_(outcome.sigma)
         for name, value in outcome.memory.items():
             self.memory[name].copy_(value)
-        torch._foreach_copy_(self.moments, self.moments.after(evidence.ss, accepted | (null & sound)))
+        passed = accepted | (null & sound)
+        if tested:
+            torch._foreach_copy_(self.moments, self.moments.after(evidence.ss, passed))
+        if tested and (largest := self.memory.get(LARGEST)) is not None:
+            larger = torch.maximum(largest, evidence.loss.abs())
+            largest.copy_(torch.where(passed | (sound & (largest == 0)), larger, largest))
         norm, judged = evidence.ss.sqrt(), (evidence.predicted, evidence.actual)
         numbers = (evidence.loss, evidence.f_trial, outcome.rho, outcome.sigma, *judged, norm, accepted, null)
         torch._foreach_copy_(self.figures, numbers)
@@ -244,7 +276,8 @@ class SearchState:
 
     def place(self, groups: Sequence[dict[str, Any]], capturable: bool) -> None:
         """With `capturable`, every number that a step changes lives beside the parameters; else on the host."""
-        self.to(groups[0]["params"][0].device if capturable else "cpu")
+        beside = (p.device for group in groups for p in group["params"])  # a group may be empty
+        self.to(next(beside, "cpu") if capturable else "cpu")
         self.lr, self.shown = torch.empty_like(self.sigma) if capturable else None, None
         self.show(groups)
 
@@ -258,6 +291,7 @@ class SearchState:
         self.moments = Moments(*(n.to(device) for n in self.moments))
         self.figures = Figures(*(n.to(device) for n in self.figures))
         self.memory = {name: n.to(device) for name, n in self.memory.items()}
+        self.share = self.share.to(device)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, for a checkpoint."""
@@ -267,6 +301,7 @@ class SearchState:
             "entered": self.entered,
             "chosen": dict(self.chosen),
             "batch": self.batch,
+            "pace": dict(vars(self.pace)),
             "schedule": self.schedule,
             "memory": {name: float(value) for name, value in self.memory.items()},
             "moments": {name: float(n) for name, n in self.moments._asdict().items()},
@@ -282,6 +317,7 @@ class SearchState:
         self.chosen = dict(saved.get("chosen", chosen))
         if self.batch is not None and saved.get("batch") is not None:
             self.batch = int(saved["batch"])
+        self.pace = Pace(**saved.get("pace", {}))
         old = {"rejected": saved.get("refused", 0)}
         for name, count in self.counts._asdict().items():
             count.fill_(int(saved.get(name, old.get(name, 0))))

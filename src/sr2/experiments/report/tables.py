@@ -134,6 +134,8 @@ def row_of(group: Group, reference: Reference = NOTHING) -> Row:
     unfinished = len(group.records) - len(done)
     settings, telling = config.flat(), in_order({*group.differs, *(reference.departures(config) or ())})
     notes = [settings_text({name: settings.get(name) for name in telling})]
+    if config.hold_out and "hold_out" not in telling:
+        notes.append(f"on {config.hold_out} held out")
     if done and unfinished:
         notes.append(f"{unfinished} more unfinished")
     if not done:

@@ -23,7 +23,9 @@ class Grid(Settings):
     """What to compare; every other setting is shared, and an option goes to the optimizers that have it."""
 
     optimizers: tuple[str, ...] = setting(
-        ("sr2", "proxgen", "proxsgd"), "Each may bring options of its own: sr2 proxgen,lr=0.1,momentum=0.9.", ""
+        ("sr2", "proxgen", "proxsgd"),
+        "Each may bring options of its own: sr2 gmp,density=0.05 adamw,lr=0.003 sgd proxgen,lr=0.1.",
+        "",
     )
     regularizers: tuple[str, ...] = setting(("l1", "l0"), "Each may bring constants: l1 lp,p=0.5 none.", "")
     lams: tuple[float, ...] = setting((1e-4, 1e-3, 1e-2), "lambdas, for the regularizers that have one.", "")
@@ -45,7 +47,7 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
     for optimizer, regularizer in itertools.product(optimizers, regularizers):
         for lam, seed in itertools.product(_lams(grid, regularizer), grid.seeds):
             try:
-                run = checked(RunConfig(**optimizer, **regularizer, lam=lam, seed=seed))
+                run = checked(_fitting(RunConfig(**optimizer, **regularizer, lam=lam, seed=seed)))
             except UserError as error:  # each is right, and they do not fit
                 pair = f"{optimizer['optimizer']} x {regularizer['regularizer']}"
                 left_out.setdefault(pair, f"{pair} is left out: {error}")
@@ -54,6 +56,13 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
     if not runs:
         raise UserError(next(iter(left_out.values()), "the grid is empty: name an optimizer, a regularizer and a seed"))
     return list(runs.values()), list(left_out.values())
+
+
+def _fitting(run: RunConfig) -> RunConfig:
+    """Of a baseline without a regularizer there is one run, whatever the penalties of the others."""
+    if registry.takes_regularizer(run.optimizer):
+        return run
+    return dataclasses.replace(run, regularizer="none", lam=RunConfig.lam, reg=())
 
 
 def _optimizer(grid: Grid, text: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Problem:
         model: the network with its first weights, on the device.
         task: of the data set: its loss and its score.
         batches: the training batches.
-        test: the test examples, in order, not augmented.
+        test: the test examples, or those that are held out in their place; in order, not augmented.
         loss, outputs, arithmetic: of the network in the run's precision, see `Network`.
         statistics: how many numbers `task.statistics` has.
         targets_per_example: of an image one, its label; of a window as many as it has tokens.
@@ -41,6 +41,8 @@ class Problem:
         if on_cuda:
             _set_up_cuda(config.precision, config.deterministic)
         dataset = load(config.data)
+        if config.hold_out:
+            dataset = dataset.holding_out(config.hold_out)
         torch.manual_seed(config.seed)
         model = build(config.model, dataset.outputs, dataset.in_shape)
         self.model = model.to(device)

@@ -40,7 +40,7 @@ class Watch:
     def finished(self, path: Path) -> None:
         """A run that ended just now."""
         row, score = self._trainer.metrics[-1], self._trainer.problem.task.score
-        row = {**row, score.name: row[f"test_{score.name}"]}
+        row = {**row, score.name: row[f"test_{score.name}"], "held_out": self._trainer.config.hold_out}
         self.say(f"{self._count()}{self._trainer.config.label}: {_result(row, score)}, in {path}")
 
     @contextlib.contextmanager
@@ -91,7 +91,7 @@ class Watch:
         words = [
             f"epoch {row['epoch']:{len(str(epochs))}}/{epochs}",
             f"loss {row['loss']:.4f}",
-            f"test {score.text(row[f'test_{score.name}'])}",
+            f"{'held out' if self._trainer.config.hold_out else 'test'} {score.text(row[f'test_{score.name}'])}",
             f"zeros {row['zero_pct']:.2f} %",
         ]
         if row["sigma"] is not None:
@@ -106,4 +106,5 @@ class Watch:
 
 
 def _result(values: dict[str, Any], score: Score) -> str:
-    return f"{score.name} {score.text(values[score.name])}, zeros {values['zero_pct']:.2f} %"
+    held = f" on {values['held_out']} held out" if values.get("held_out") else ""
+    return f"{score.name} {score.text(values[score.name])}{held}, zeros {values['zero_pct']:.2f} %"

@@ -115,7 +115,7 @@ class Trainer:
         self.runner.begin(self.epoch)
         while not self.runner.done:
             seen = self.runner.examples
-            self.view.cool(self.steps)
+            self.view.before_step(self.steps)
             try:
                 self.runner.run()
             except FloatingPointError as error:
@@ -224,6 +224,7 @@ class Trainer:
         self.store.finish(
             {
                 "config": self.config.to_dict(),
+                **({"held_out": self.config.hold_out} if self.config.hold_out else {}),
                 self.score: last[f"test_{self.score}"],
                 f"best_{self.score}": max(row[f"test_{self.score}"] for row in self.metrics),
                 **{name: last[name] for name in ("zero_pct", "small_pct", "loss", "objective")},

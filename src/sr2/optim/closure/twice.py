@@ -40,6 +40,7 @@ class TwoEvaluations:
         closure: the batch's loss.
         module: whose buffers to protect; None protects none.
         parameters: those the closure's gradients are wanted for.
+        tested: False evaluates at x alone.
         objective: evaluated at both points instead of the closure's loss, which then gives the gradient only.
         around: entered around the evaluation at x, to observe its backward passes.
         watch: what is known of this closure so far.
@@ -61,6 +62,7 @@ class TwoEvaluations:
         closure: Closure,
         module: nn.Module | None,
         parameters: Sequence[Tensor],
+        tested: bool = True,
         *,
         objective: Closure | None = None,
         around: AbstractContextManager[object] | None = None,
@@ -69,13 +71,13 @@ class TwoEvaluations:
         capturable: bool = False,
         twin: torch.Generator | None = None,
     ) -> None:
-        self._closure, self.objective = closure, objective
+        self._closure, self.objective, self.tested = closure, objective if tested else None, tested
         self._module, self._parameters = module, parameters
         self._around = around or nullcontext()
         self._watch, self._together, self._capturable = watch, together, capturable
         self._devices = {p.device for p in parameters}
         self._before = Buffers(module)
-        self._fills_gradients = False
+        self._fills_gradients = self._settled = False
         # A captured graph cannot rewind a generator: its second evaluation draws from the twin.
         self._capturing = capturing()
         self._twin = twin if self._capturing else None
@@ -86,8 +88,8 @@ class TwoEvaluations:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """An error or an interrupt leaves x, buffers and generators as before the step."""
-        if kind is not None:
+        """An error or an interrupt leaves x, buffers and generators as before the step, until it is settled."""
+        if kind is not None and not self._settled:
             if self.move is not None:
                 self.move.put_back()
                 self._drop_copies()
@@ -97,6 +99,7 @@ class TwoEvaluations:
 
     def at_x(self) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
+        self._drop_copies()
         versions = [p._version for p in self._parameters]
         with _no_fast_path(), self._around:
             self.loss, self._fills_gradients = self._loss_and_gradients()
@@ -117,8 +120,11 @@ class TwoEvaluations:
         return self.loss
 
     def at_trial(self) -> Tensor:
-        """f where the parameters are now; generators and gradients stay as `at_x` left them, and so do the buffers,
-        unless `settle` is to choose them."""
+        """f where the parameters are now, unless the step is not tested; generators and gradients stay as `at_x` left
+        them, and so do the buffers, unless `settle` is to choose them."""
+        if not self.tested:
+            self.f_trial = self.f
+            return self.f_trial
         with self._watch.looking() if self._watch is not None and self._watch.blind else nullcontext():
             self.f_trial = self._evaluate(self.objective or self._closure, restore=not self._capturable)
         return self.f_trial
@@ -128,7 +134,7 @@ class TwoEvaluations:
 
         That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
         """
-        noise = self.move.noise() if self.move is not None and self.objective is None else None
+        noise = self.move.noise() if self.move is not None and self.objective is None and self.tested else None
         if noise is None:
             return self.loss, self.f, self.f_trial
         if self._together.mesh is not None:
@@ -142,7 +148,7 @@ class TwoEvaluations:
         model = move.to_trial()
         self.at_trial()
         move.put_back()
-        evidence = Evidence.gather(self.losses(), model, rounding, self._together, torch.device("cpu"))
+        evidence = Evidence.gather(self.losses(), model, rounding, self._together, torch.device("cpu"), reaching=True)
         return float((evidence.actual + evidence.slack) / (evidence.predicted + evidence.slack))
 
     def again(self) -> Tensor:
@@ -155,6 +161,9 @@ class TwoEvaluations:
             self.move.settle(outcome)
         if self._capturable:
             self._after.restore_either(outcome.sound, self._before)
+        elif not (outcome.sound or outcome.null):
+            self._before.restore()
+        self._settled = True  # momentum has moved on, and an interrupt no longer undoes the step
 
     def look(self, outcome: Outcome) -> None:
         """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees."""
@@ -162,7 +171,7 @@ class TwoEvaluations:
         if self._watch is not None and self._watch.looks > 0 and not self._capturing:
             self._watch.leaves(self._parameters)
             self._watch.looks -= 1
-        if self._capturable or self._watch is None or evidence is None or not outcome.sound:
+        if self._capturable or self._watch is None or evidence is None or not (outcome.sound and self.tested):
             return
         if evidence.f_trial == evidence.loss:
             self._watch.unmoved(evidence.loss, evidence.vs)

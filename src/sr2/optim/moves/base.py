@@ -24,6 +24,8 @@ from ..parts.metrics import Metric, State
 from ..processes import ALONE, Processes
 from ..state import Outcome
 
+FAR = 10.0
+"""A loss so many times the largest one at a point that passed a test is a failure, where a step is not tested."""
 NEEDS_A_STEP = "momentum and metrics need a step before a CUDA graph is captured"
 
 
@@ -212,6 +214,32 @@ class Move(Protocol):
     def commit(self, sound: Tensor | None) -> None:
         """`Proposal.commit` of every group."""
 
+    def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
+        """averages <- averages + weight (x - averages), in place."""
+
+    def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
+        """x <- the points, where the flag is true."""
+
+
+def toward(averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor, *, looking: bool) -> None:
+    """`Move.toward` in one pass where the host may look at the weight, else in three."""
+    if looking:
+        torch._foreach_lerp_(list(averages), list(xs), float(weight))
+        return
+    change = torch._foreach_sub(list(xs), list(averages))
+    for device in {x.device for x in xs}:
+        here = [i for i, x in enumerate(xs) if x.device == device]
+        torch._foreach_mul_([change[i] for i in here], weight.to(device))
+    torch._foreach_add_(list(averages), change)
+
+
+def take_if(flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor], *, looking: bool) -> None:
+    """`Move.take_if`; a choice, so that no NaN leaks."""
+    if not looking:
+        points = [torch.where(flag.to(x.device), point, x) for x, point in zip(xs, points, strict=True)]
+    if not looking or flag:
+        torch._foreach_copy_(list(xs), list(points))
+
 
 def settle_on_host(move: Move, outcome: Outcome) -> None:
     """`Move.settle` where the outcome may be looked at."""
@@ -274,6 +302,12 @@ class ByGroup:
     def commit(self, sound: Tensor | None) -> None:
         for p in self.proposals:
             p.commit(sound)
+
+    def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
+        toward(averages, xs, weight, looking=not self._capturable)
+
+    def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
+        take_if(flag, xs, points, looking=not self._capturable)
 
     def _keep(self, piece: Piece) -> None:
         torch._foreach_copy_(list(piece.olds), list(piece.xs))

@@ -21,6 +21,8 @@ __all__ = ["Averaging", "Polynomial"]
 NAME = "average"
 """Of the average in a parameter's state."""
 
+Toward = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], None]
+
 
 class Averaging(ABC):
     """How much the newest iterate counts."""
@@ -29,21 +31,18 @@ class Averaging(ABC):
     def weight(self, t: Tensor) -> Tensor:
         """The weight of x_t in the average of x_1, ..., x_t: a 0-dim tensor, without a host read."""
 
-    def update(self, xs: Sequence[Tensor], states: Sequence[State], t: Tensor) -> None:
-        """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step."""
-        for x, state in zip(xs, states, strict=True):
-            if NAME not in state:
+    def update(self, params: Sequence[Tensor], states: Mapping[Any, State], t: Tensor, toward: Toward) -> None:
+        """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step.
+
+        toward: does it, given the averages, x and the weight.
+        """
+        xs = [local(p) for p in params]
+        for p, x in zip(params, xs, strict=True):
+            if NAME not in states[p]:
                 if capturing():
                     raise RuntimeError("an average needs a step before a CUDA graph is captured")
-                state[NAME] = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
-        averages = [state[NAME] for state in states]
-        weight = self.weight(t)
-        change = torch._foreach_sub(list(xs), averages)
-        for device in {x.device for x in xs}:
-            here = [i for i, x in enumerate(xs) if x.device == device]
-            on_device = weight.to(device) if device.type != "cpu" else float(weight)
-            part = torch._foreach_mul([change[i] for i in here], on_device)
-            torch._foreach_add_([averages[i] for i in here], part)
+                states[p][NAME] = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
+        toward([states[p][NAME] for p in params], xs, self.weight(t))
 
 
 @dataclass(frozen=True)

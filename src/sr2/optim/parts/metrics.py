@@ -134,9 +134,9 @@ class Andrei(Metric):
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
     ) -> tuple[list[Tensor], list[State]]:
-        bs = [state.get("curvature", torch.ones_like(x)) for x, state in zip(xs, states, strict=True)]
-        steps = [x - state.get("x", x) for x, state in zip(xs, states, strict=True)]
-        ys = [g - state.get("g", g) for g, state in zip(gs, states, strict=True)]
+        bs = [_seen(state, "curvature", torch.ones_like(x)) for x, state in zip(xs, states, strict=True)]
+        steps = [x - _seen(state, "x", x) for x, state in zip(xs, states, strict=True)]
+        ys = [g - _seen(state, "g", g) for g, state in zip(gs, states, strict=True)]
         # s is normalized to |s| = 1 first: s^4 of a short step in float32 would be 0.
         norm = torch.stack([s.double().square().sum() for s in steps]).sum().sqrt()
         moved = norm > 0
@@ -150,8 +150,20 @@ class Andrei(Metric):
             torch.where(moved, b.double() + factor * u * u - 1.0, b.double()).to(b.dtype)
             for b, u in zip(bs, us, strict=True)
         ]
-        news = [{"curvature": b, "x": x.clone(), "g": g.clone()} for b, x, g in zip(news_b, xs, gs, strict=True)]
+        known = {"curvature_weight": 1.0}
+        news = [
+            {"curvature": b, "x": x.clone(), "g": g.clone(), **known} for b, x, g in zip(news_b, xs, gs, strict=True)
+        ]
         return [b.clamp_min(self.floor) for b in news_b], news
+
+
+def _seen(state: State, name: str, first: Tensor) -> Tensor:
+    """What Andrei's state has, or else the first value. On a device a state of zeros may stand for none, if no batch
+    has taught anything yet: its weight is 0."""
+    weight = state.get("curvature_weight", 1.0)
+    return (
+        torch.where(weight > 0, state.get(name, first), first) if isinstance(weight, Tensor) else state.get(name, first)
+    )
 
 
 def ema(average: Tensor | None, new: Tensor, beta: float) -> Tensor:
