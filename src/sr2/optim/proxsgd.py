@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers.base import Regularizer, Step, check_compatible, check_number
+from ..regularizers.base import Regularizer, Step, check_convex, check_number
 from .base import Params, ProximalOptimizer, Remembered
 from .closure.losses import Closure, loss_and_gradients
 from .moves.base import Proposal
@@ -78,8 +78,7 @@ class ProxSGD(ProximalOptimizer):
 
     def _check_fits(self, regularizer: Regularizer | None) -> None:
         instead = "use SR2 or ProxGEN, which take any regularizer with a prox, or a convex one such as L1"
-        check_compatible("ProxSGD", regularizer, convex=instead)
-        super()._check_fits(regularizer)
+        check_convex("ProxSGD", regularizer, instead)
 
     def _options(self) -> str:
         first = self.param_groups[0]

@@ -2,12 +2,11 @@
 
 Departures from the paper's text: rho uses the sampled objective F(., xi_t), as the paper's experiments do (pass
 `objective` for the full one); gamma1 <= gamma2 is enforced, which the paper's own table breaks; rho carries a rounding
-slack, without which sigma runs away at convergence. gamma3 has another default (`SR2.paper_defaults`).
+slack, without which sigma runs away at convergence. The defaults are not the paper's: see `SR2.paper_defaults`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ..regularizers.base import Regularizer
 from . import start
-from .arguments import NO_CLOSURE, SHOWN, check_options, check_sigma, part
+from .arguments import NO_CLOSURE, check_options, check_sigma, part, said, unsaid
 from .base import Params, ProximalOptimizer, Remembered
 from .broken import again_where_x_left, sound_at_x
 from .closure.losses import Closure
@@ -30,26 +29,28 @@ from .moves.fused import FusedMove
 from .parts.averaging import Averaging, as_averaging, averaged
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
-from .parts.rules import GAMMA3, Evidence, Ratio, Rounding, Rule
+from .parts.rules import GAMMA3, Evidence, Rounding, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .parts.testing import as_testing
-from .state import Figures, Outcome, SearchState, StepInfo
+from .reading import Reading
+from .state import Outcome, SearchState
 from .theory.batch_growth import BatchGrowth, GradientNoise
-from .theory.stationarity import Stationarity
 from .trust import hold, is_tested, on_trust
 
 
-class SR2(ProximalOptimizer):
+class SR2(Reading, ProximalOptimizer):
     r"""SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
 
     Each step draws what the closure evaluates, f(., xi_t), and
 
     .. math::
-        s_t &\in \arg\min_s\; v_t^T s + \tfrac12 \sigma_t |s|^2 + R(x_t + s)\\
+        s_t &\in \arg\min_s\; v_t^T s + \tfrac12 \sigma_t s^T D_t s + R(x_t + s)\\
         \rho_t &= \frac{f(x_t) + R(x_t) - f(x_t + s_t) - R(x_t + s_t)}{R(x_t) - R(x_t + s_t) - v_t^T s_t}
 
-    x moves if rho >= eta1. sigma becomes max(sigma_min, gamma3 sigma) if rho >= eta2, gamma1 sigma if rho < eta1, and
-    stays in between (`rules.Ratio`); s = 0 is a null step, and sigma stays. One sigma and one decision for all groups.
+    By default v is an average of gradients, D is Adam's metric, and the rule is `rules.Tolerant`: sigma falls where rho
+    is near 1, and x is put back, with a larger sigma, only where the objective rises by more than was promised.
+    Algorithm 1 itself, v = g and D = I with `rules.Ratio`, is `SR2(model, R, **SR2.paper_defaults())`. s = 0 is a null
+    step, and sigma stays. One sigma and one decision for all groups.
 
     >>> from torch import nn
     >>> from sr2 import SR2, L1
@@ -64,22 +65,23 @@ class SR2(ProximalOptimizer):
     Args:
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
-        sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature at
-            x_0, doubled until the prox leaves half of the weights, or with a metric by trying the first step.
-        rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`; by default Algorithm 1's
-            `Ratio(eta1, eta2, gamma1, gamma2, gamma3)`, for which those arguments are shorthand.
+        sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
+            along the first step, or without a metric the largest, doubled until the prox leaves half of the weights.
+        rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1, eta2, gamma1, gamma2 and
+            gamma3 are shorthand for Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring
+            Algorithm 1's other defaults: metric=None, momentum=0, average=False.
         sigma_min: the least sigma.
-        direction: v from g, an object of `sr2.directions`; by default the gradient. `momentum=beta` is shorthand for
-            `Average(beta)`: rho then leaves out (g - v)'s, the batch's noise (not where `objective` is given).
-        metric: D_t, by name or as an object of `sr2.metrics`: the step minimizes v's + sigma/2 s'D s + R(x + s); with
-            metric="adam", 1 / sigma is what a learning rate is to AdamW.
+        momentum, direction: v from g, `momentum=beta` or an object of `sr2.directions`; 0.9. With momentum rho leaves
+            out (g - v)'s, the batch's noise (not where `objective` is given).
+        metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
+            An R that couples the entries of a tensor (Nuclear, Rank) has one number per tensor, D's root mean square.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
             its own along a cubic, a lambda grows from 0 (see `sr2.schedules.Reach`).
         steps: how many steps there will be. The last three tenths are a cooldown, and a budget shrinks from step
             0.1 n to step 0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
-        average: keep an average of the iterates too, `Polynomial()` or an object of `sr2.averaging`; see `averaged`.
+        average: keep an average of the iterates too, True or an object of `sr2.averaging`, True; see `averaged`.
         test_every: k evaluates x + s only at every k-th step, the first one included. In between it is kept on trust,
             at the price of one forward and backward; where a test fails, x goes back to the last point that passed, of
             which a copy is kept. "auto" lets k grow to 16 while nothing fails. With k > 1 no theorem is claimed.
@@ -101,21 +103,21 @@ class SR2(ProximalOptimizer):
         regularizer: Regularizer | None = None,
         *,
         sigma: float | str = "auto",
-        eta1: float = 7.5e-4,
-        eta2: float = 0.99,
-        gamma1: float = 5.56,
+        eta1: float | None = None,
+        eta2: float | None = None,
+        gamma1: float | None = None,
         gamma2: float | None = None,
-        gamma3: float | str = "auto",
+        gamma3: float | str | None = None,
         rule: Rule | None = None,
         sigma_min: float = 1e-6,
-        momentum: float = 0.0,
+        momentum: float | str = "auto",
         direction: Direction | None = None,
-        metric: Metric | str | None = None,
+        metric: Metric | str | None = "auto",
         cooldown: tuple[int, int] | None = None,
         schedule: Schedule | None = None,
         reach: tuple[int, int] | None = None,
         steps: int | None = None,
-        average: bool | Averaging = False,
+        average: bool | str | Averaging = "auto",
         test_every: int | str = 1,
         penalize: str = "weights",
         foreach: bool | None = None,
@@ -125,16 +127,18 @@ class SR2(ProximalOptimizer):
         epsilon: float | None = None,
         batch_growth: BatchGrowth | None = None,
     ) -> None:
-        ratio, smoothed = Ratio(eta1, eta2, gamma1, gamma2, gamma3), as_direction("SR2", momentum)
+        constants = {"eta1": eta1, "eta2": eta2, "gamma1": gamma1, "gamma2": gamma2, "gamma3": gamma3}
+        default = unsaid(constants, rule, epsilon, batch_growth)
+        self.rule = self._given = default.rule
+        smoothed = as_direction("SR2", said(momentum, 0.0 if direction is not None else default.momentum))
         cooling = planned_cooldown(cooldown, steps)
-        self.rule = self._given = part(Rule, rule, ratio, "eta1 to gamma3", used=ratio != Ratio())
         self.direction = part(Direction, direction, smoothed, "momentum", used=smoothed is not None)
         self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooldown is not None)
         check_sigma(sigma, sigma_min)
         self.sigma_min, self.autocast, self.epsilon, self.batch_growth = sigma_min, autocast, epsilon, batch_growth
-        self.averaging, self.testing = as_averaging(average), as_testing(test_every)
+        self.averaging, self.testing = as_averaging(said(average, default.average)), as_testing(test_every)
         check_options(self, capturable)
-        shared: dict[str, Any] = {"metric": metric, "penalize": penalize, "foreach": foreach}
+        shared: dict[str, Any] = {"metric": said(metric, default.metric), "penalize": penalize, "foreach": foreach}
         super().__init__(params, regularizer, {}, capturable=capturable, compile=compile, **shared)
         self.reach = planned_reach(reach, steps, (group["regularizer"] for group in self.param_groups))
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
@@ -269,16 +273,17 @@ class SR2(ProximalOptimizer):
         chosen = self._search.chosen = self._search.chosen if self._given.undecided else {}
         self.rule = replace(self._given, **chosen) if chosen else self._given
 
-    # ---- what a user reads
+    # ---- for users; what they read is in reading.py
 
     @staticmethod
-    def paper_defaults() -> dict[str, float]:
-        """The constants of the paper's experiments; this class has another gamma3 by default.
+    def paper_defaults() -> dict[str, Any]:
+        """Algorithm 1 with the constants of the paper's experiments: no metric, no momentum, no average.
 
         >>> SR2([torch.nn.Parameter(torch.ones(2))], **SR2.paper_defaults()).rule
         Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=0.8)
         """
-        return {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
+        constants = {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
+        return {**constants, "metric": None, "momentum": 0.0, "average": False}
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, afterwards the last one.
@@ -288,52 +293,6 @@ class SR2(ProximalOptimizer):
         if self.averaging is None:
             raise ValueError("there is no average: make the optimizer with SR2(..., average=True)")
         return averaged(self.param_groups, self.state, self.register_step_pre_hook, self._processes)
-
-    @property
-    def sigma(self) -> float:
-        """sigma_t, as the next step will use it; NaN before the first step where it is to be estimated."""
-        return float(self._search.sigma)
-
-    @property
-    def momentum(self) -> float:
-        """beta of v_t; 0 where v is the gradient."""
-        return 0.0 if self.direction is None else self.direction.beta or math.nan
-
-    @property
-    def last_step(self) -> StepInfo | None:
-        """What the last step saw and did; None before the first. With `capturable`, reading it waits for the device."""
-        return self._search.last_step()
-
-    @property
-    def figures(self) -> Figures:
-        """The numbers behind `last_step` as 0-dim tensors, which every step fills anew."""
-        return self._search.figures
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t; with
-        `test_every` also those that were kept on trust."""
-        return self._search.counted(untested=self.testing is not None)
-
-    @property
-    def stationarity(self) -> Stationarity:
-        """The mean of |s|^2 over the last accepted steps, an estimate of the paper's measure, with its uncertainty."""
-        return Stationarity.of(self._search.moments)
-
-    @property
-    def converged(self) -> bool:
-        """Whether that measure is below `epsilon` squared, its uncertainty included; False without an epsilon."""
-        return self.epsilon is not None and self.stationarity.below(self.epsilon)
-
-    @property
-    def batch_size(self) -> int | None:
-        """The size that `batch_growth` asks of the next batch; None without it."""
-        return self._search.batch
-
-    def _options(self) -> str:
-        sigma = f"{self.sigma:g}" if self._search.sigma_known else "auto"
-        words = (f", {name}={value!r}" for name in SHOWN if (value := getattr(self, name)))
-        return f"sigma={sigma}, sigma_min={self.sigma_min:g}, rule={self.rule!r}{''.join(words)}"
 
     # ---- state
 

@@ -56,6 +56,11 @@ class Regularizer:
             cls.rowwise = False
 
     @property
+    def by_tensor(self) -> bool:
+        """Whether R is a sum over tensors: what is written one tensor at a time is."""
+        return type(self).prox_of is Regularizer.prox_of
+
+    @property
     def coefficients(self) -> tuple[float, float, float] | None:
         """(a, b, c) if R(x) = a |x|_1 + b |x|_0 + c |x|^2 / 2: one fused kernel of the optimizers serves them all."""
         return None
@@ -176,6 +181,10 @@ class Scaled(Regularizer):
     def start(self, xs: Sequence[Tensor]) -> Regularizer:
         return Scaled(self.regularizer.start(xs), self.share)
 
+    @property
+    def by_tensor(self) -> bool:
+        return self.regularizer.by_tensor
+
     def __repr__(self) -> str:
         return repr(self.regularizer)  # a share is where a run is, not what it minimizes
 
@@ -192,17 +201,10 @@ def check_regularizer(regularizer: object) -> None:
         )
 
 
-def check_compatible(owner: str, regularizer: Regularizer | None, *, diagonal: str = "", convex: str = "") -> None:
-    """Say which pair does not fit, why, and what to use instead.
-
-    `diagonal` and `convex`, where not empty, say what to use instead of one that lacks the property.
-    """
-    if regularizer is None:
-        return
-    if diagonal and not regularizer.diagonal:
-        raise ValueError(f"{regularizer!r} takes one step per tensor, and {owner} gives one per entry: {diagonal}")
-    if convex and not regularizer.convex:
-        raise ValueError(f"{regularizer!r} is not convex, which {owner} needs: {convex}")
+def check_convex(owner: str, regularizer: Regularizer | None, instead: str) -> None:
+    """Say that this pair does not fit, why, and what to use instead."""
+    if regularizer is not None and not regularizer.convex:
+        raise ValueError(f"{regularizer!r} is not convex, which {owner} needs: {instead}")
 
 
 def check_number(

@@ -158,7 +158,7 @@ def checked(config: RunConfig) -> RunConfig:
     return config
 
 
-def spelled_out(config: RunConfig, made: ProximalOptimizer) -> RunConfig:
+def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
     """The config with what SR2's constructor chose by itself, where the first version would have chosen otherwise.
 
     So a `config.json` means the same run, and has the same key, whatever the constructor's defaults are one day.

@@ -152,6 +152,7 @@ class Proposal:
         self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
         if self.metric is not None:
             D, self.news = self.metric.update(self.xs, self.gs, self.states)
+            D = D if self.regularizer.diagonal else one_number(D, self.regularizer.by_tensor)
             self.steps = [self.step / d for d in D]
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
@@ -185,6 +186,18 @@ class Proposal:
                         raise RuntimeError(NEEDS_A_STEP)
                     state[name] = torch.zeros_like(value)
                 state[name].copy_(torch.where(sound, value, state[name]))
+
+
+def one_number(D: Sequence[Tensor], by_tensor: bool) -> list[Tensor]:
+    """The metric of an R that couples entries: the root mean square of D, of each tensor or of the whole group.
+
+    >>> one_number([torch.tensor([1.0, 7.0])], by_tensor=True)
+    [tensor(5., dtype=torch.float64)]
+    """
+    squares, counts = [exact_sum(wide(d).square()) for d in D], [max(d.numel(), 1) for d in D]
+    if not by_tensor:
+        squares, counts = [add(squares)] * len(D), [sum(counts)] * len(D)
+    return [(square / count).sqrt() for square, count in zip(squares, counts, strict=True)]
 
 
 class Move(Protocol):
