@@ -70,17 +70,19 @@ OTHERS = {
     "columns": sr2(GroupL0(1e-3, "columns"), ALGORITHM_1),
     "few rows": sr2(L0Ball(k=4, groups="rows"), ALGORITHM_1),
     "Nuclear": sr2(Nuclear(1e-2), ALGORITHM_1),
+    "Nuclear, all options": sr2(Nuclear(1e-3), EVERYTHING),
     "Box": sr2(Box(-0.3, 0.3), ALGORITHM_1),
     "reach": sr2(L0Ball(density=0.3), EVERYTHING, reach=(2, 9)),
     "on trust": sr2(L0(1e-3), EVERYTHING, test_every=4),
     "KeepZeros": healing,
-    "ProxGEN": lambda model: ProxGEN(model, L0Ball(density=0.5), lr=0.02, momentum=0.9, metric="adam"),
+    "ProxGEN": lambda model: ProxGEN(model, Nuclear(1e-3), lr=0.02, momentum=0.9, metric="adam"),
     "ProxSGD": lambda model: ProxSGD(model, GroupL2(1e-2, "rows")),
 }
+OF_TENSOR = ("L0Ball, all options", "NM, all options", "Nuclear, all options")
 RUNS = {
     "ddp": MADE,
     "fsdp": MADE | ALL_OPTIONS | OTHERS,
-    "tensor": MADE | {name: ALL_OPTIONS[name] for name in ("L0Ball, all options", "NM, all options")},
+    "tensor": MADE | {name: (ALL_OPTIONS | OTHERS)[name] for name in OF_TENSOR},
 }
 SAVED = {"all": sr2(L0Ball(density=0.5), EVERYTHING), "none": MADE["GroupL2"], "ProxSGD": OTHERS["ProxSGD"]}
 

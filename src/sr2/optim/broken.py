@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .moves.base import Move, gradients_are_finite, starts_outside
+from .moves.base import Move, Proposal
 from .parts.rules import Evidence
 from .processes import Processes
 
@@ -55,3 +57,19 @@ def sound_at_x(evidence: Evidence, move: Move, together: Processes, *, capturabl
             "finite in the data or the model"
         )
     return loss.isfinite()
+
+
+def starts_outside(move: Move, together: Processes) -> bool:
+    """Whether R(x) is infinite, x being the point that was left."""
+    pairs = zip(move.proposals, move.kept, strict=True)
+    values = [p.regularizer.value(kept) for p, kept in pairs if p.regularizer.coefficients is None]
+    return bool(values) and not together.all(~torch.stack([v.isposinf().cpu() for v in values]).any())
+
+
+def gradients_are_finite(proposals: Sequence[Proposal]) -> Tensor:
+    """A 0-dim tensor, without a host read."""
+    gs = [g for p in proposals for g in p.gs if g.numel()]
+    if not gs:  # this process has a part of nothing
+        return torch.ones((), dtype=torch.bool, device=proposals[0].xs[0].device)
+    norms = torch._foreach_norm(gs, math.inf)
+    return torch.stack([n.isfinite().to(norms[0].device) for n in norms]).all()

@@ -69,6 +69,13 @@ class Processes:
         """The sum over the parts; the values themselves where every process has all."""
         return values if self.mesh is None else self._sum(values).to(values.device)
 
+    def each(self, sums: list[Tensor], *, counted: Sequence[bool]) -> list[Tensor]:
+        """Sums over several tensors, each over all of its parts; `counted` says which of them are this process's."""
+        if self.mesh is None:
+            return sums
+        mine = [s if counts else torch.zeros_like(s) for s, counts in zip(sums, counted, strict=True)]
+        return list(self.sum(torch.stack(mine)).unbind())
+
     def all(self, flag: Tensor) -> Tensor:
         """Whether the flag is true for every part."""
         return self.sum((~flag).double()) == 0

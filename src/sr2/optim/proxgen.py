@@ -79,7 +79,7 @@ class ProxGEN(ProximalOptimizer):
         loss = None if closure is None else loss_and_gradients(closure, self._parameters(), self._module)[0]
         for number, group in enumerate(self.param_groups):
             lr = group["lr"]
-            proposal = Proposal.of(group, self.state, lr, self.metric, self._direction_of(group))
+            proposal = Proposal.of(group, self.state, lr, self.metric, self._direction_of(group), self._processes)
             if proposal is None:
                 continue
             if group["weight_decay"]:

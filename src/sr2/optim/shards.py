@@ -64,6 +64,10 @@ class InParts(Regularizer):
             for p, gathered in zip(params, self._gathered, strict=True)
         ]
 
+    @property
+    def by_tensor(self) -> bool:
+        return self.regularizer.by_tensor
+
     def start(self, xs: Sequence[Tensor]) -> Regularizer:
         return InParts(self.regularizer.start(self._seen(xs)), self._params, self._processes)
 

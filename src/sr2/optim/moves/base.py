@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from ...numerics import add, capturing, end_to_end, exact_sum, gradient_of, loca
 from ...regularizers.base import ZERO, Regularizer, Step
 from ..closure.losses import NO_SPARSE
 from ..parts.directions import Direction
-from ..parts.metrics import Metric, State
+from ..parts.metrics import Metric, State, one_number
 from ..processes import ALONE, Processes
 from ..state import Outcome
 
@@ -115,6 +116,7 @@ class Proposal:
     states: list[State]
     counted: list[bool]
     """Of which tensors this process counts the sums: all but those that another one has too."""
+    together: Processes = ALONE
     news: list[State] = field(default_factory=list)
     """What momentum and metric will remember."""
     vs: list[Tensor] = field(default_factory=list)
@@ -130,8 +132,7 @@ class Proposal:
         direction: Direction | None,
         together: Processes = ALONE,
     ) -> Proposal | None:
-        """The tensors of one group that take part in this step, as far as this process has them; None if there are
-        none.
+        """What this process has of the tensors of one group that take part in this step; None if there are none.
 
         A parameter without a gradient is left alone, unless R couples it to the others: then its gradient is zero.
         """
@@ -145,14 +146,16 @@ class Proposal:
         if any(g.layout != torch.strided for g in gs):
             raise ValueError(NO_SPARSE)
         counted = [together.mesh is None or together.counts(p) for p in chosen]
-        return Proposal(regularizer, xs, gs, step, metric, direction, [states[p] for p in chosen], counted)
+        return Proposal(regularizer, xs, gs, step, metric, direction, [states[p] for p in chosen], counted, together)
 
     def turn(self) -> None:
         """v and the steps for these gradients, with the states that direction and metric remember."""
         self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
         if self.metric is not None:
             D, self.news = self.metric.update(self.xs, self.gs, self.states)
-            D = D if self.regularizer.diagonal else one_number(D, self.regularizer.by_tensor)
+            if not self.regularizer.diagonal:
+                over_all = partial(self.together.each, counted=self.counted)
+                D = one_number(D, self.regularizer.by_tensor, over_all)
             self.steps = [self.step / d for d in D]
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
@@ -186,18 +189,6 @@ class Proposal:
                         raise RuntimeError(NEEDS_A_STEP)
                     state[name] = torch.zeros_like(value)
                 state[name].copy_(torch.where(sound, value, state[name]))
-
-
-def one_number(D: Sequence[Tensor], by_tensor: bool) -> list[Tensor]:
-    """The metric of an R that couples entries: the root mean square of D, of each tensor or of the whole group.
-
-    >>> one_number([torch.tensor([1.0, 7.0])], by_tensor=True)
-    [tensor(5., dtype=torch.float64)]
-    """
-    squares, counts = [exact_sum(wide(d).square()) for d in D], [max(d.numel(), 1) for d in D]
-    if not by_tensor:
-        squares, counts = [add(squares)] * len(D), [sum(counts)] * len(D)
-    return [(square / count).sqrt() for square, count in zip(squares, counts, strict=True)]
 
 
 class Move(Protocol):
@@ -347,22 +338,6 @@ class Moves:
         move = self._made[number][1]
         move.use(proposals)
         return move
-
-
-def starts_outside(move: Move, together: Processes = ALONE) -> bool:
-    """Whether R(x) is infinite, x being the point that was left."""
-    pairs = zip(move.proposals, move.kept, strict=True)
-    values = [p.regularizer.value(kept) for p, kept in pairs if p.regularizer.coefficients is None]
-    return bool(values) and not together.all(~torch.stack([v.isposinf().cpu() for v in values]).any())
-
-
-def gradients_are_finite(proposals: Sequence[Proposal]) -> Tensor:
-    """A 0-dim tensor, without a host read."""
-    gs = [g for p in proposals for g in p.gs if g.numel()]
-    if not gs:  # this process has a part of nothing
-        return torch.ones((), dtype=torch.bool, device=proposals[0].xs[0].device)
-    norms = torch._foreach_norm(gs, math.inf)
-    return torch.stack([n.isfinite().to(norms[0].device) for n in norms]).all()
 
 
 def _layout(x: Tensor, g: Tensor) -> tuple[Any, ...]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ...numerics import add, exact_sum, wide
 from ...regularizers.base import check_number
 
 __all__ = ["AdaGrad", "Adam", "Andrei", "Metric", "RMSprop"]
@@ -164,6 +165,23 @@ def _seen(state: State, name: str, first: Tensor) -> Tensor:
     return (
         torch.where(weight > 0, state.get(name, first), first) if isinstance(weight, Tensor) else state.get(name, first)
     )
+
+
+def one_number(
+    D: Sequence[Tensor], by_tensor: bool, over_all: Callable[[list[Tensor]], list[Tensor]] = list
+) -> list[Tensor]:
+    """The metric of an R that couples entries: the root mean square of D, of each tensor or of the whole group.
+
+    over_all: makes sums over each tensor out of those over what this process has of it.
+
+    >>> one_number([torch.tensor([1.0, 7.0])], by_tensor=True)
+    [tensor(5., dtype=torch.float64)]
+    """
+    squares = over_all([exact_sum(wide(d).square()) for d in D])
+    counts = over_all([torch.full_like(square, d.numel()) for square, d in zip(squares, D, strict=True)])
+    if not by_tensor:
+        squares, counts = [add(squares)] * len(D), [add(counts)] * len(D)
+    return [(square / count.clamp_min(1)).sqrt() for square, count in zip(squares, counts, strict=True)]
 
 
 def ema(average: Tensor | None, new: Tensor, beta: float) -> Tensor:
