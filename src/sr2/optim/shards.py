@@ -28,8 +28,10 @@ def as_part(x: Tensor, p: Tensor) -> Any:
 
 
 def part_of(z: Tensor, p: Tensor) -> Tensor:
-    """The inverse for a whole z, which every process has: what is spread as this one's part of p."""
-    if not is_part(p) or is_part(z) or z.shape != p.shape:
+    """The inverse, for a DTensor or for a whole z that every process has: what lies where this one's part of p does."""
+    if is_part(z) and is_part(p) and z.placements != p.placements:  # type: ignore[attr-defined]
+        z = z.redistribute(placements=p.placements)  # type: ignore[attr-defined]
+    if is_part(z) or not is_part(p) or z.shape != p.shape:
         return local(z)
     (chunk,) = p.__create_chunk_list__()  # type: ignore[attr-defined]
     for dim, (start, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
