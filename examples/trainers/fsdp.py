@@ -62,6 +62,8 @@ def main(folder):
     x, y, x_test, y_test = images[:1400].float() / 16, labels[:1400], images[1400:].float() / 16, labels[1400:]
     model, optimizer = build(mesh)
     train(model, optimizer, x, y, steps=60)
+    with optimizer.averaged():
+        half_way = accuracy(model, x_test, y_test)
     save(folder, model, optimizer)
 
     model, optimizer = build(mesh)  # as a new job would
@@ -73,7 +75,9 @@ def main(folder):
     if dist.get_rank() == 0:
         rows = [len(layer.weight.to_local()) for layer in (model[0], model[2])]
         print(f"the first of {dist.get_world_size()} processes has {rows[0]} of 96 rows and {rows[1]} of 10")
-        print(f"accuracy {share:.1f} %, sigma {sigma:.4g}, steps {sum(optimizer.counts.values())}")
+        print(
+            f"accuracy {half_way:.1f} %, then {share:.1f} %, sigma {sigma:.4g}, steps {sum(optimizer.counts.values())}"
+        )
         print(zeros)
 
 

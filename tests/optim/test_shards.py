@@ -195,6 +195,7 @@ def work(rank, world, folder, steps, names):
 def quietly():
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=r"R\(x_0\) is infinite")
+    warnings.filterwarnings("ignore", message="this state_dict holds the last iterate")
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # torch's word for one process
 
 

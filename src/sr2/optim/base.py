@@ -17,7 +17,7 @@ from .moves.choose import choose
 from .parts.directions import Direction
 from .parts.metrics import Metric, as_metric
 from .processes import Processes, check_not_flat
-from .saving import first_entry, fits, from_line, loaded_entry, saved_entry, to_line
+from .saving import WIDE, first_entry, fits, from_line, loaded_entry, saved_entry, to_line
 from .shards import bound, check_parts
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
@@ -80,7 +80,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         options = {"foreach": self.foreach, "compile": self.compile, "capturable": self.capturable}
         self._moves = Moves(partial(choose, **options))  # type: ignore[arg-type]
         self._bound: list[tuple[int, list[bool]]] | None = None
-        self._strong: list[Regularizer | None] = []
+        self._in_force: list[Regularizer | None] = []
 
     # ---- groups
 
@@ -158,18 +158,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
             if group["regularizer"] is not None:
                 trained = [p for p in group["params"] if p.requires_grad]
                 group["regularizer"] = bound(group["regularizer"], trained, self._processes)
-        self._strong = [self._strengthened(group["regularizer"]) for group in self.param_groups]
+        self._in_force = [self._strengthened(group["regularizer"]) for group in self.param_groups]
         self._bound = self._trained()
 
-    @property
-    def _in_force(self) -> list[Regularizer | None]:
-        """Of each group the R that steps are taken under: on its way to the group's own, while that is reached."""
-        if self._bound is None:
-            self._bind()
-        return self._strong
-
     def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
-        """The R that steps are taken under."""
+        """The R that steps are taken under: on its way to the group's own, while that is reached."""
         return regularizer
 
     def _trained(self) -> list[tuple[int, list[bool]]]:
@@ -241,9 +234,18 @@ class ProximalOptimizer(torch.optim.Optimizer):
             remembered.load_state_dict(from_line(among.pop(name) if line is None else line))
         for group, regularizer in zip(self.param_groups, mine, strict=True):
             group["regularizer"] = regularizer
+        self._keep_wide(state_dict)
         for p in self._all_parameters():
             self.state[p] = loaded_entry(p, self.state[p])
         self._place()
+
+    def _keep_wide(self, state_dict: dict[str, Any]) -> None:
+        """torch casts a state to the dtype of its parameter: what is float32 beside a bfloat16 one is taken again."""
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number, p in zip(numbers, self._all_parameters(), strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if p.dtype == torch.bfloat16 and name in WIDE:
+                    self.state[p][name] = value.to(p.device, torch.float32)
 
     def _check_state(self, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
         """Whether it is one of this class."""

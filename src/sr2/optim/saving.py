@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..numerics import is_part, local
+from ..numerics import is_part, local, wide
 from .parts.directions import Direction
 from .parts.metrics import Metric
 from .shards import as_part, part_of
 
 Entry = dict[str, Any]
+WIDE = ("average", "square", "curvature")
+"""What is remembered in float32 of a bfloat16 parameter: slow means, of which small changes would be rounded away."""
 BEGUN = "begun"
 """Whether a parameter has taken part in a step."""
 
@@ -53,7 +55,8 @@ def first_entry(p: Tensor, metric: Metric | None, direction: Direction | None, c
         entry |= metric.update([x], [torch.zeros_like(x)], [{}])[1][0]
     if direction is not None:
         entry |= direction.update([torch.zeros_like(x)], [{}])[1][0]
-    entry |= {name: x.clone(memory_format=torch.preserve_format) for name in copies}
+    for name in copies:
+        entry[name] = (wide(x) if name in WIDE else x).clone(memory_format=torch.preserve_format)
     return {name: 0.0 if name.endswith("_weight") else value for name, value in entry.items()}
 
 

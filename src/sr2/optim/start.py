@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..numerics import capturing, local
+from ..numerics import capturing, gradient_of, local
 from ..regularizers.base import Regularizer, value_in_parts
-from ..regularizers.budget import Budget
 from ..telling import tell
 from .closure.losses import Closure
 from .curvature import LARGEST, estimate_sigma0, leaves_half
@@ -71,8 +70,7 @@ def enter_domain(penalized: Penalized, state: SearchState, left: Left, together:
         if not bool(value_at(regularizer, params, together).isfinite()):
             raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
         gradually = "; SR2(..., steps=n) or reach=(first, last) would get there gradually, and lose less"
-        own = getattr(regularizer, "regularizer", regularizer)  # of parts
-        hint = gradually if isinstance(own, Budget) and not own.shrinks else ""
+        hint = gradually if regularizer.strict and state.share == 1 else ""
         tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox{hint}")
         together.reshard()
     state.entered = True
@@ -113,6 +111,24 @@ def check_finite(loss: Tensor, together: Processes, *, strict: bool) -> None:
         )
 
 
+def half_left(penalized: Penalized, together: Processes) -> Callable[[], bool]:
+    """Asks whether x, now, has half of the nonzeros that x_0 has where this batch has a gradient.
+
+    A step that gains what it promises may gain it from R alone, and leave nothing to train. R that are not sums over
+    entries, such as budgets, take what they take whatever sigma is, and are not asked.
+    """
+    asked = [p for r, params in penalized if r is not None and r.separable for p in params if together.counts(p)]
+    gradients = [(local(p), g) for p in asked if (g := gradient_of(p)) is not None]
+    counted = [(x, (x != 0) & (g != 0)) for x, g in gradients]
+
+    def left() -> float:
+        mine = sum(int(((x != 0) & c).sum()) for x, c in counted)
+        return float(together.sum(torch.tensor(mine, dtype=torch.float64, device="cpu")))
+
+    before = left()
+    return lambda: 2 * left() >= before
+
+
 def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
     """The sigma at which the first batch's step is the best one along itself: rho = 1/2, to a tenth.
 
@@ -137,7 +153,7 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
         if not low < sigma < high:
             sigma = math.sqrt(low * high)
         if abs(math.log(sigma / latest)) < 0.05:  # rho jumps there: no sigma has a half
-            break
+            return high if high < LARGEST else sigma
     return sigma
 
 

@@ -38,12 +38,14 @@ class Regularizer:
         convex: R is convex (ProxSGD needs it).
         rowwise: R is a sum over the slices of dimension 0 of each tensor, with one of `terms_of` per tensor: a tensor
             may be cut between them. It concerns processes that have parts of a tensor; others are shown all of it.
+        strict: R is 0 within a budget and infinite outside; a run that knows its length comes to it gradually.
     """
 
     separable: ClassVar[bool] = False
     diagonal: ClassVar[bool] = False
     convex: ClassVar[bool] = False
     rowwise: ClassVar[bool] = False
+    strict: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
