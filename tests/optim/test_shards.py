@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from sr2 import (
@@ -350,6 +350,17 @@ def assert_goes_on(found, name):
     assert [r and r[0] for r in found["rows"]] == [r and r[0] for r in expected["rows"][5:]]
     for what in {"loss", "mean"} & expected.keys():
         assert found[what] == pytest.approx(expected[what], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [SR2, ProxGEN, ProxSGD])
+@pytest.mark.parametrize("flat", [True, False])
+def test_the_first_fsdp_is_refused(folder, kind, flat):
+    with one_process(folder):
+        warnings.filterwarnings("ignore")  # torch's own about it
+        model = FullyShardedDataParallel(network("fsdp"), use_orig_params=not flat, device_id=torch.device("cpu"))
+        optimizer = kind(model, L1(1e-3))
+        with pytest.raises(ValueError, match=rf"{kind.__name__} needs parameters with their own shapes.*fully_shard"):
+            optimizer.step(lambda: model(X).square().mean())
 
 
 @pytest.mark.parametrize("name", SAVED)

@@ -98,8 +98,6 @@ class ProximalOptimizer(torch.optim.Optimizer):
         regularizer = param_group.get("regularizer", self.defaults["regularizer"])
         check_regularizer(regularizer)
         self._check_fits(regularizer)
-        for p in [param_group["params"]] if isinstance(param_group["params"], Tensor) else param_group["params"]:
-            check_not_flat(type(self).__name__, p[1] if isinstance(p, tuple) else p)
         super().add_param_group(param_group)
         self._bound = None
         self.__dict__.pop("_processes", None)
@@ -153,6 +151,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _bind(self) -> None:
         """Show every regularizer its tensors before the first step: `KeepZeros` takes its zeros from them."""
         self.__dict__.pop("_processes", None)  # a trainer may have exchanged the tensors since they were given
+        check_not_flat(type(self).__name__, self._module, self._all_parameters())
         check_parts(self, self._processes)
         for group in self.param_groups:
             if group["regularizer"] is not None:

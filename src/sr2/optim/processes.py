@@ -124,9 +124,10 @@ def parallel(module: nn.Module | None) -> DistributedDataParallel | None:
     return next(iter(found), None)
 
 
-def check_not_flat(optimizer: str, parameter: Tensor) -> None:
-    """FSDP's first version lays a layer's parameters end to end: no R knows them apart."""
-    if getattr(parameter, "_is_flat_param", False):
+def check_not_flat(optimizer: str, module: nn.Module | None, parameters: Sequence[Tensor]) -> None:
+    """FSDP's first version lays a layer's parameters end to end, and cuts them anywhere: no R knows them apart."""
+    names = {type(m).__name__ for m in module.modules()} if module is not None else set()
+    if "FullyShardedDataParallel" in names or any(getattr(p, "_is_flat_param", False) for p in parameters):
         raise ValueError(
             f"{optimizer} needs parameters with their own shapes, and FullyShardedDataParallel lays them end to end: "
             "use fully_shard (FSDP2)"
