@@ -175,7 +175,7 @@ def work(rank, world, folder, steps, names):
             for name, make in RUNS[how].items()
             if names is None or name in names
         }
-        found["mistakes"] = mistakes(rank)
+        found["mistakes"] = mistakes(rank) if world > 1 else None
         found["broken"] = broken(rank)
         found["loaded"] = {
             (name, before): Run("fsdp", make).load(f"{folder}/{name}_{before}", 5).steps(5).found()
@@ -183,8 +183,8 @@ def work(rank, world, folder, steps, names):
             for before in (1, 2)
             if os.path.exists(f"{folder}/{name}_{before}")
         }
-        for name, make in SAVED.items() if world == 2 else ():
-            Run("fsdp", make).steps(5).save(f"{folder}/{name}_2")
+        for name, make in SAVED.items() if names is None else ():
+            Run("fsdp", make).steps(5).save(f"{folder}/{name}_{world}")
         torch.save(found, f"{folder}/{world}_{rank}")
         dist.barrier()
     finally:  # gloo's threads would abort the process, and the traceback with it

@@ -115,14 +115,17 @@ class Proposal:
     metric: Metric | None
     direction: Direction | None
     states: list[State]
-    counted: list[bool]
-    """Of which tensors this process counts the sums: all but those that another one has too."""
+    counted: list[bool] = field(default_factory=list)
+    """Of which tensors this process counts the sums: all but those that another one has too. Not said, all."""
     together: Processes = ALONE
     news: list[State] = field(default_factory=list)
     """What momentum and metric will remember."""
     vs: list[Tensor] = field(default_factory=list)
     steps: Sequence[Step] = ()
     """1 / D: `step` over the metric's diagonal."""
+
+    def __post_init__(self) -> None:
+        self.counted = self.counted or [True] * len(self.xs)
 
     @staticmethod
     def of(
