@@ -140,13 +140,19 @@ def test_a_grid_has_one_run_of_each() -> None:
     assert [run.label for run in runs][4:] == ["GMP density=0.05", "GMP density=0.02", "AdamW", "SGD"]
     assert [run.options.get("lr") for run in runs] == [None] * 4 + [0.01] * 4
     assert not left_out
+    grid = Grid.of(
+        optimizers=("sr2", "gmp", "adamw"),
+        regularizers=("l0_ball,density=0.1", "l0_ball,density=0.05", "l1"),
+        lams=(0.1,),
+    )
+    assert [run.label for run in expand(grid)[0]][3:] == ["GMP density=0.1", "GMP density=0.05", "GMP", "AdamW"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "gmp"])
 def test_sr2_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["--model", "cnn", "--epochs", "6", "--batch", "64", "--optimizer", optimizer, "--precision", "bf16"]
-    own = ["--density", "0.2"] if optimizer == "gmp" else []
+    own = ["--opt", "density=0.2"] if optimizer == "gmp" else []
     assert main(["train", *flags, "--lr", "0.01" if optimizer == "adamw" else "0.1", *own]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     result = json.loads((folder / "result.json").read_text())

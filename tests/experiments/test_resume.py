@@ -185,7 +185,7 @@ def test_a_checkpoint_of_the_first_version_goes_on(tmp_path: Path) -> None:
         stores[1].start()
 
         def stop_in_the_second_epoch(examples: int) -> None:
-            stop.asked = trainer.steps == 5
+            stop.told = trainer.steps == 5
 
         with pytest.raises(StoppedError):
             list(trainer.run(stop_in_the_second_epoch))

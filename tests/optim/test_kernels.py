@@ -18,7 +18,8 @@ from sr2.optim.moves.choose import choose
 from sr2.optim.moves.fused import FusedJudge, FusedMove
 from sr2.optim.parts.rules import Evidence, Ratio, Rounding
 from sr2.optim.parts.testing import LARGEST
-from sr2.optim.state import Counts, Outcome, SearchState
+from sr2.optim.records import Counts
+from sr2.optim.state import Outcome, SearchState
 from sr2.optim.trust import on_trust
 from sr2.rules import Tolerant
 from tests.tools import LargeTensors

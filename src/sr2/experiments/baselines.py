@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from ..optim.closure.losses import loss_and_gradients
 from ..optim.groups import module_groups
-from ..optim.moves.base import toward
-from ..optim.parts.averaging import Averaging, as_averaging, averaged
+from ..optim.parts.averaging import Averaging, as_averaging, averaged, move_toward
 from ..regularizers import L0Ball, Regularizer
 from ..regularizers.base import check_number
 
@@ -66,7 +65,7 @@ class Baseline(torch.optim.Optimizer):
         super().step()
         if self.averaging is not None:
             moved = [p for p in xs if p.grad is not None]
-            self.averaging.update(moved, self.state, self._t, partial(toward, looking=not self.capturable))
+            self.averaging.update(moved, self.state, self._t, partial(move_toward, looking=not self.capturable))
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss
 
@@ -75,10 +74,8 @@ class Baseline(torch.optim.Optimizer):
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, as SR2's do."""
-        if self.averaging is None:
-            raise ValueError(f"there is no average: make the optimizer with {type(self).__name__}(..., average=True)")
         groups = [{"params": g["params"], "regularizer": g["penalized"] or None} for g in self.param_groups]
-        return averaged(groups, self.state, self.register_step_pre_hook)
+        return averaged(self, groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state, on this optimizer's device."""

@@ -8,7 +8,8 @@ from .arguments import SHOWN
 from .parts.directions import Direction
 from .parts.rules import Rule
 from .parts.testing import Testing
-from .state import Figures, SearchState, StepInfo
+from .records import Figures, StepInfo
+from .state import SearchState
 from .theory.stationarity import Stationarity
 
 

@@ -26,7 +26,7 @@ from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
 from .moves.base import Model, Move, Proposal
 from .moves.fused import FusedMove
-from .parts.averaging import Averaging, as_averaging, averaged
+from .parts.averaging import Averaging, Reminder, as_averaging, averaged
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Rounding, Rule
@@ -144,6 +144,7 @@ class SR2(Reading, ProximalOptimizer):
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
         self._search.batch = None if batch_growth is None else batch_growth.batch
+        self._reminder = Reminder.of(self, self._module)
         self._place()
 
     # ---- one step
@@ -173,7 +174,7 @@ class SR2(Reading, ProximalOptimizer):
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
             self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
-        f.look(outcome)
+        f.look(outcome, asks=self.testing is None)
         return loss
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
@@ -181,6 +182,8 @@ class SR2(Reading, ProximalOptimizer):
         if sigma is None:
             sigma = self._search.sigma if self.capturable else float(self._search.sigma)
         parts = (1.0 / sigma, self.metric, self.direction)
+        if self._bound is None:
+            self._bind()
         groups = zip(self.param_groups, self._in_force, strict=True)
         made = (Proposal.of({**group, "regularizer": R}, self.state, *parts) for group, R in groups)
         proposals = [p for p in made if p is not None]
@@ -229,7 +232,7 @@ class SR2(Reading, ProximalOptimizer):
     def _begun(self, closure: Closure | None) -> Iterator[None]:
         """A step from where R is finite, with a sigma; what a first step chose is forgotten if it fails."""
         state = self._search
-        if self._bound != self._trained():
+        if self._bound != [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]:
             self._bind()
         state.strengthen(self.reach)
         if not callable(closure) or (state.entered and state.sigma_known and not self.rule.undecided):
@@ -264,8 +267,10 @@ class SR2(Reading, ProximalOptimizer):
         else:
             with untouched(self._module, parameters), self._twice(closure, None) as f:
                 start.check_finite(f.at_x(), self._process_group, strict=strict)
-                moves = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), self._process_group)
-                sigma = start.searched(partial(f.rho, *moves), self.sigma_min)
+                made = (lambda sigma: self._moves(self._proposals(sigma)), start.half_left(penalized))
+                sigma = start.searched(
+                    partial(f.rho, *made, self._rounding(f.loss), self._process_group), self.sigma_min
+                )
         self._search.begin(sigma, self.param_groups)
 
     def _take_constants(self) -> None:
@@ -290,9 +295,7 @@ class SR2(Reading, ProximalOptimizer):
 
         Penalized entries that are zero in the last iterate are zero in it. `sr2.recalibrate_` the batch norms inside.
         """
-        if self.averaging is None:
-            raise ValueError("there is no average: make the optimizer with SR2(..., average=True)")
-        return averaged(self.param_groups, self.state, self.register_step_pre_hook)
+        return averaged(self)
 
     # ---- state
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ..numerics import capturing
 from ..regularizers.base import Regularizer, value_in_parts
-from ..regularizers.budget import Budget
 from ..telling import tell
 from .closure.losses import Closure
 from .curvature import LARGEST, estimate_sigma0, leaves_half
@@ -69,7 +68,7 @@ def enter_domain(penalized: Penalized, state: SearchState, left: Left, group: An
         if not bool(regularizer.value(xs).isfinite()):
             raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
         gradually = "; SR2(..., steps=n) or reach=(first, last) would get there gradually, and lose less"
-        hint = gradually if isinstance(regularizer, Budget) and not regularizer.shrinks else ""
+        hint = gradually if regularizer.strict and state.share == 1 else ""
         tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox{hint}")
     check_together(group)
     state.entered = True
@@ -103,6 +102,18 @@ def check_finite(loss: Tensor, group: Any, *, strict: bool) -> None:
         )
 
 
+def half_left(penalized: Penalized) -> Callable[[], bool]:
+    """Asks whether x, now, has half of the nonzeros that x_0 has where this batch has a gradient.
+
+    A step that gains what it promises may gain it from R alone, and leave nothing to train. R that are not sums over
+    entries, such as budgets, take what they take whatever sigma is, and are not asked.
+    """
+    xs = [x for r, xs in penalized if r is not None and r.separable for x in xs if x.grad is not None]
+    counted = [(x != 0) & (x.grad != 0) for x in xs]
+    before = sum(int(c.sum()) for c in counted)
+    return lambda: 2 * sum(int(((x != 0) & c).sum()) for x, c in zip(xs, counted, strict=True)) >= before
+
+
 def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
     """The sigma at which the first batch's step is the best one along itself: rho = 1/2, to a tenth.
 
@@ -127,7 +138,7 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
         if not low < sigma < high:
             sigma = math.sqrt(low * high)
         if abs(math.log(sigma / latest)) < 0.05:  # rho jumps there: no sigma has a half
-            break
+            return high if high < LARGEST else sigma
     return sigma
 
 

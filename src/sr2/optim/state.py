@@ -14,78 +14,7 @@ from ..telling import tell
 from .parts.rules import Evidence, Verdict
 from .parts.schedules import Reach, Schedule
 from .parts.testing import LARGEST, Pace
-from .theory.stationarity import FORGET
-
-
-class Figures(NamedTuple):
-    """What the last step saw and did, as 0-dim float64 tensors: NaN before the first step, filled anew by every one."""
-
-    loss: Tensor
-    trial_loss: Tensor
-    rho: Tensor
-    sigma: Tensor
-    predicted: Tensor
-    actual: Tensor
-    step_norm: Tensor
-    accepted: Tensor
-    null: Tensor
-
-
-@dataclass(frozen=True)
-class StepInfo:
-    """What the last step of SR2 saw and did."""
-
-    loss: float
-    """f(x_t), the loss at the starting point."""
-    trial_loss: float
-    """f(x_t + s_t)."""
-    rho: float
-    """actual / predicted, with rounding slack in both; NaN for a null step."""
-    sigma: float
-    """As the next step will use it."""
-    accepted: bool | None
-    """True: x moved. False: rejected, x put back. None: a null step, s = 0."""
-    predicted: float
-    """R(x) - R(x + s) - v's."""
-    actual: float
-    """f(x) - f(x + s) + R(x) - R(x + s), and with momentum + (g - v)'s."""
-    step_norm: float
-    """|s_t|, of the step that was tried."""
-
-
-class Counts(NamedTuple):
-    """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t; and how many
-    were not tested."""
-
-    accepted: Tensor
-    rejected: Tensor
-    null: Tensor
-    broken: Tensor
-    """Also where a step on trust failed."""
-    untested: Tensor
-    """x moved on trust."""
-
-
-class Moments(NamedTuple):
-    """The sums behind `stationarity`, as 0-dim tensors: they start at zero."""
-
-    weight: Tensor
-    """of the steps' weights"""
-    weight_squared: Tensor
-    square: Tensor
-    """of |s|^2"""
-    fourth: Tensor
-    """of |s|^4"""
-
-    def after(self, ss: Tensor, counts: Tensor) -> Moments:
-        """The sums after one more step, where the 0-dim tensor `counts` is true; no host read."""
-        new = Moments(
-            FORGET * self.weight + 1,
-            FORGET**2 * self.weight_squared + 1,
-            FORGET * self.square + ss,
-            FORGET * self.fourth + ss * ss,
-        )
-        return Moments(*(torch.where(counts, after, before) for after, before in zip(new, self, strict=True)))
+from .records import Counts, Figures, Moments, StepInfo
 
 
 class Outcome(NamedTuple):
@@ -220,9 +149,11 @@ class SearchState:
         if evidence is None:
             return
         accepted, null, sound, tested = outcome.accepted, outcome.null, outcome.sound, outcome.tested
-        flags = (accepted & tested, sound & ~accepted & ~null, null, ~sound & ~null, accepted & (not tested))
-        for count, flag in zip(self.counts, flags, strict=True):
-            count += flag
+        fates = {"accepted": accepted, "rejected": sound & ~accepted & ~null, "null": null, "broken": ~sound & ~null}
+        if not tested:  # what fails is put back, as where a test rejects it
+            fates = {"untested": accepted, "rejected": ~sound, "null": null}
+        for name, flag in fates.items():
+            getattr(self.counts, name).add_(flag)
         self.sigma.copy_(outcome.sigma)
         for name, value in outcome.memory.items():
             self.memory[name].copy_(value)

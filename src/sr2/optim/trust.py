@@ -53,7 +53,8 @@ def on_trust(
     sound = sound & (evidence.loss <= FAR * state.memory[LARGEST])
     evidence = evidence._replace(f_trial=torch.where(sound, math.nan, math.inf))
     null = (evidence.ss == 0) & sound
-    higher = rule.judge(evidence, state).sigma.clamp_min(sigma_min)
+    fails = capturable or not sound  # where the host sees that it does not, the rule need not be asked
+    higher = rule.judge(evidence, state).sigma.clamp_min(sigma_min) if fails else state.sigma
     return Outcome(
         accepted=sound & ~null,
         null=null,

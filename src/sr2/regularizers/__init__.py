@@ -14,6 +14,7 @@ from .low_rank import Nuclear, Rank
 from .lp import Lp
 from .mcp import MCP
 from .nm import NM
+from .ridge import Ridge
 from .scad import SCAD
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "Nuclear",
     "Rank",
     "Regularizer",
+    "Ridge",
 ]

@@ -36,11 +36,13 @@ class Regularizer:
         separable: R is a sum over entries, the same function of each: tensors may be cut and joined at will.
         diagonal: `prox` takes one step per entry (diagonal metrics need it). What is separable is diagonal.
         convex: R is convex (ProxSGD needs it).
+        strict: R is 0 within a budget and infinite outside; a run that knows its length comes to it gradually.
     """
 
     separable: ClassVar[bool] = False
     diagonal: ClassVar[bool] = False
     convex: ClassVar[bool] = False
+    strict: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)

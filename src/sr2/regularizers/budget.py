@@ -14,6 +14,7 @@ from .base import Regularizer, check_share
 class Budget(Regularizer):
     """R(x) = 0 within a budget of entries, groups or singular values, else +inf."""
 
+    strict = True
     _share: Tensor | None = None
 
     def at_strength(self, share: Tensor) -> Self:
@@ -34,11 +35,6 @@ class Budget(Regularizer):
         shrinking = copy.copy(self)
         object.__setattr__(shrinking, "_share", check_share(share))
         return shrinking
-
-    @property
-    def shrinks(self) -> bool:
-        """Whether it is on its way, or may be."""
-        return self._share is not None
 
     def _now(self, own: int | Tensor, everything: int | Tensor) -> int | Tensor:
         """The budget at this share; a number of the device where the share is one."""

@@ -119,13 +119,26 @@ def build(records: Iterable[RunRecord], reference: Reference = NOTHING, *, whole
     "not run". With `whole`, the runs of the reference's rows and all of its rows, and nothing else.
     """
     groups = [found for found in group(records) if not whole or reference.find(found.config)]
-    rows = [row_of(found, reference) for found in groups]
+    rows = [row for found in groups for row in rows_of(found, reference)]
     rows += _not_run(groups, reference, whole)
     rows.sort(key=lambda row: order(row.config))  # stable: the variants of a row stay in their order
     return [
         Table(data, model, tuple(_mark_best(list(same))), reference.name)
         for (data, model), same in itertools.groupby(rows, key=lambda row: (row.config.data, row.config.model))
     ]
+
+
+def rows_of(group: Group, reference: Reference = NOTHING) -> list[Row]:
+    """The row of runs that differ in their seed, and a second one of their averages, where there are."""
+    last, names = row_of(group, reference), (group.score.name, *SHARES)
+    found = [[(r.result or {}).get(f"average_{name}") for r in group.finished] for name in names]
+    values = tuple(_value(numbers, last.score.digits if i == 0 else 2) for i, numbers in enumerate(found))
+    if values[0] is None:
+        return [last]
+    notes = [f"{last.note}; {which}".removeprefix("; ") for which in ("last iterate", "average of the iterates")]
+    nothing = (None, None, None)
+    average = dataclasses.replace(last, values=values, published=nothing, note=notes[1])
+    return [dataclasses.replace(last, note=notes[0]), average]
 
 
 def row_of(group: Group, reference: Reference = NOTHING) -> Row:

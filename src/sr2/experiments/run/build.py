@@ -53,7 +53,7 @@ def make_regularizer(config: RunConfig) -> Regularizer | None:
 def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer | Baseline:
     """The optimizer of the model's parameters, with its options and its regularizer.
 
-    steps: of the whole run, which a cooldown and the schedules of baselines must know.
+    steps: of the whole run, which cooldowns, budgets and the schedules of baselines must know.
     """
     regularizer = make_regularizer(config)
     constructor = registry.find_optimizer(config.optimizer)
@@ -66,9 +66,9 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
             options["batch_growth"] = optim.BatchGrowth(kappa, config.batch, largest=config.largest_batch)
         if options.pop("cooldown", None) is not None and cools_by_itself(config.optimizer):
             options["cooldown"] = cooldown_steps(config, steps)
-        if (density := getattr(config, "density", None)) is not None and "density" in takes:
-            options.setdefault("density", density)
-        given = {"steps": steps, **_given(config)}
+        given = _given(config)
+        if _plans(config, regularizer):
+            given["steps"] = max(2, steps)
         options |= {name: value for name, value in given.items() if name in takes or name == "penalize"}
         try:
             inspect.signature(constructor).bind(model, regularizer, **options)
@@ -98,6 +98,14 @@ def _given(config: RunConfig) -> dict[str, Any]:
 _OWN_OPTIMIZER = (
     "is called as (model, regularizer, penalize=…, **options) and must return a sr2.optim.ProximalOptimizer"
 )
+
+
+def _plans(config: RunConfig, regularizer: Regularizer | None) -> bool:
+    """Whether the optimizer is told how many steps there will be: a baseline, and one that has a budget to reach."""
+    if not registry.takes_regularizer(config.optimizer):
+        return True
+    open_ended = any(config.option(name) is not None for name in ("batch_growth", "epsilon"))
+    return regularizer is not None and regularizer.strict and not open_ended
 
 
 def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:
@@ -184,9 +192,20 @@ def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
 
 
 def without_regularizer(config: RunConfig) -> RunConfig:
-    """The config of an optimizer that takes no regularizer; one that was asked for is a UserError."""
+    """The config of an optimizer that takes no regularizer; one that was asked for is a UserError.
+
+    A budget is none to an optimizer that prunes by itself: its density is an option of that.
+
+    >>> without_regularizer(RunConfig(optimizer="gmp", regularizer="l0_ball", reg=("density=0.05",))).label
+    'GMP density=0.05'
+    """
     if config.regularizer == "none" or registry.takes_regularizer(config.optimizer):
         return config
+    if config.regularizer == "l0_ball" and registry.has_option(config.optimizer, "density"):
+        budget = parse_pairs("--reg", "a constant of a regularizer", config.reg, {})
+        if [*budget] == ["density"]:
+            config = config.having(options={"density": budget["density"], **config.options})
+            return dataclasses.replace(config, regularizer="none", reg=())
     if any(getattr(config, name) != getattr(RunConfig, name) for name in ("regularizer", "lam", "reg")):
         raise UserError(f"{config.optimizer} has no regularizer: leave out --regularizer, --lam and --reg")
     return dataclasses.replace(config, regularizer="none")

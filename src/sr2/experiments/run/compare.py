@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from ..errors import UserError
 from . import registry
-from .build import checked, make_regularizer
+from .build import checked, make_regularizer, without_regularizer
 from .config import RunConfig, Settings, setting
 from .options import parse
 from .progress import Watch
@@ -29,6 +30,11 @@ class Grid(Settings):
     )
     regularizers: tuple[str, ...] = setting(("l1", "l0"), "Each may bring constants: l1 lp,p=0.5 none.", "")
     lams: tuple[float, ...] = setting((1e-4, 1e-3, 1e-2), "lambdas, for the regularizers that have one.", "")
+    densities: tuple[float, ...] = setting(
+        (),
+        "Budgets, each as the share of weights that are not zero: 0.1 0.05 0.01. Alone, they are all that is compared.",
+        "",
+    )
     seeds: tuple[int, ...] = setting((0,), "Seeds.")
 
 
@@ -40,7 +46,7 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
     ['SR2 l1 0.1', 'SR2 l0 0.1', 'ProxSGD l1 0.1']
     """
     optimizers = [_optimizer(grid, text) for text in grid.optimizers]
-    regularizers = [_regularizer(text) for text in grid.regularizers]
+    regularizers = [_regularizer(text) for text in _regularizers(grid)]
     _check_each(grid, optimizers, regularizers)
     runs: dict[str, RunConfig] = {}
     left_out: dict[str, str] = {}
@@ -59,9 +65,9 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
 
 
 def _fitting(run: RunConfig) -> RunConfig:
-    """Of a baseline without a regularizer there is one run, whatever the penalties of the others."""
-    if registry.takes_regularizer(run.optimizer):
-        return run
+    """Of a baseline without a regularizer there is one run for each budget, else one, whatever the others have."""
+    with contextlib.suppress(UserError):
+        return without_regularizer(run)
     return dataclasses.replace(run, regularizer="none", lam=RunConfig.lam, reg=())
 
 
@@ -77,6 +83,12 @@ def _optimizer(grid: Grid, text: str) -> dict[str, Any]:
             raise UserError(f"{pair!r} is not an option of {name}: write {name},key=value with key one of {theirs}")
         options[option] = parse(value)
     return {**settings, "optimizer": name, "options": options}
+
+
+def _regularizers(grid: Grid) -> list[str]:
+    """Those of the grid and its budgets; the budgets alone where no others were named."""
+    named = () if grid.densities and grid.regularizers == Grid.regularizers else grid.regularizers
+    return [*named, *(f"l0_ball,density={density:g}" for density in grid.densities)]
 
 
 def _regularizer(text: str) -> dict[str, Any]:

@@ -216,6 +216,7 @@ FIRST_DEFAULTS: Mapping[str, Value] = {
     "metric": "none",
     "schedule": "none",
     "average": False,
+    "test_every": 1.0,
 }
 """What SR2 did in the first version where nothing was said: what a `config.json` means that does not say it. Frozen."""
 

@@ -41,6 +41,7 @@ class Watch:
         """A run that ended just now."""
         row, score = self._trainer.metrics[-1], self._trainer.problem.task.score
         row = {**row, score.name: row[f"test_{score.name}"], "held_out": self._trainer.config.hold_out}
+        row[f"average_{score.name}"] = row.get(f"average_test_{score.name}")
         self.say(f"{self._count()}{self._trainer.config.label}: {_result(row, score)}, in {path}")
 
     @contextlib.contextmanager
@@ -107,4 +108,7 @@ class Watch:
 
 def _result(values: dict[str, Any], score: Score) -> str:
     held = f" on {values['held_out']} held out" if values.get("held_out") else ""
-    return f"{score.name} {score.text(values[score.name])}{held}, zeros {values['zero_pct']:.2f} %"
+    said = f"{score.name} {score.text(values[score.name])}{held}, zeros {values['zero_pct']:.2f} %"
+    if (average := values.get(f"average_{score.name}")) is None:
+        return said
+    return f"{said}; average of the iterates {score.text(average)}, zeros {values['average_zero_pct']:.2f} %"

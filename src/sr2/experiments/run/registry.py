@@ -34,7 +34,7 @@ REGULARIZERS = _classes(regularizers, Regularizer, _snake)
 OPTIMIZERS = _classes(optim, ProximalOptimizer, str.lower) | {c.__name__.lower(): c for c in (AdamW, SGD, GMP)}
 """The built-in optimizers by the names that users type."""
 
-GIVEN = frozenset(("params", "regularizer", "penalize", "capturable", "autocast", "steps"))
+GIVEN = frozenset(("params", "regularizer", "penalize", "capturable", "autocast", "reach", "steps"))
 """Arguments of an optimizer that follow from the run's settings: they are no options."""
 
 

@@ -1,9 +1,9 @@
 """The only disk access of a run: its folder, its checkpoints, what is read back.
 
 `<runs>/<key>/` holds config.json, env.json, metrics.jsonl (a line per epoch), checkpoint.pt and checkpoint.previous.pt,
-and, of a finished run, weights.safetensors, prune.json and result.json; of an exported one, export.json. Every file is
-whole at any moment: it is written beside its place and renamed. The checkpoint is the truth: metrics.jsonl is rewritten
-from it on resume.
+and, of a finished run, weights.safetensors, prune.json and result.json, and average.safetensors where its optimizer
+keeps an average of the iterates; of an exported one, export.json. Every file is whole at any moment: it is written
+beside its place and renamed. The checkpoint is the truth: metrics.jsonl is rewritten from it on resume.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -46,7 +46,9 @@ from .registry import REGULARIZERS
 from .view import modern
 
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
-WEIGHTS = "weights.safetensors"
+WEIGHTS, AVERAGE = "weights.safetensors", "average.safetensors"
+Which = Literal["average", "last"]
+"""Which weights of a run: the average of its iterates, or the last one."""
 _MARK = b"\nsr2 sha256 "
 _TAIL = len(_MARK) + 65  # the mark, 64 hexadecimal digits, the end of the line
 
@@ -139,6 +141,10 @@ def find_runs(
     return list(found.values())
 
 
+class BusyError(UserError):
+    """Another process trains this run."""
+
+
 class RunStore:
     """Where one run writes. `with store.locked():` keeps a second process out.
 
@@ -165,7 +171,7 @@ class RunStore:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise UserError(f"{self.path} is being trained by another process: wait for it, or end it") from error
+                raise BusyError(f"{self.path} is being trained by another process: wait for it, or end it") from error
             for left in self.path.glob(".*.*"):
                 left.unlink(missing_ok=True)
             try:
@@ -256,10 +262,10 @@ class RunStore:
         """All epochs so far."""
         self._write("metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
-    def write_weights(self, state: dict[str, Tensor]) -> None:
+    def write_weights(self, state: dict[str, Tensor], name: str = WEIGHTS) -> None:
         """The network as safetensors; tied tensors are written under each of their names."""
         copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-        self._write(WEIGHTS, save(copies, {"format": "pt"}))
+        self._write(name, save(copies, {"format": "pt"}))
 
     def write_prune(self, sweep: dict[str, Any]) -> None:
         """The pruning sweep."""
@@ -296,9 +302,17 @@ class RunStore:
         write_file(self.path / name, data)
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a finished run."""
-    path = Path(folder) / WEIGHTS
+def weights_file(folder: Path, which: Which | None = None) -> Path:
+    """The file of a run's average, or of its last iterate; unless said, of the average where there is one."""
+    last, average = Path(folder) / WEIGHTS, Path(folder) / AVERAGE
+    if which == "average" and not average.exists():
+        raise UserError(f"{average} is not there: the run kept no average, or did not finish; use --weights last")
+    return last if which == "last" or not average.exists() else average
+
+
+def read_weights(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
+    """The weights of a finished run, see `weights_file`."""
+    path = weights_file(folder, which)
     if not path.exists():
         raise UserError(f"{path} is not there: the run did not finish, or its weights were deleted")
     try:

@@ -18,18 +18,22 @@ from ...optim import Certificate
 from ..tasks import Score
 from .build import checked, cooldown_steps, cools_by_itself, make_optimizer
 from .config import RunConfig
-from .evaluate import SMALL, evaluate, histogram, layers, percent_zero
+from .evaluate import SMALL, averaged, evaluate, histogram, layers, percent_zero
 from .events import events
-from .problem import Problem
+from .problem import Problem, Problems
 from .prune import sweep
 from .runner import CapturedRunner, Metrics, StepRunner
 from .stop import DivergedError, StoppedError, StopSignals
-from .store import RunStore, modern_row
+from .store import AVERAGE, RunStore, modern_row
 from .view import OptimizerView
 
 FREE_SAVING, SAVING_SHARE = 1.0, 0.03
 """Checkpoints take this many seconds, and after that this share of the time: a large network trains faster than a disk
 takes its weights after every epoch."""
+
+
+AVERAGE_TIMES = 4
+"""How often in a run the average of the iterates is measured; each time takes a pass over the training examples."""
 
 
 class Trainer:
@@ -39,11 +43,12 @@ class Trainer:
         config: checked.
         store: where it is kept.
         stop: asked after every step.
+        problem: of the config, with its first weights; made here unless given.
     """
 
-    def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals) -> None:
+    def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals, problem: Problem | None = None) -> None:
         self.config, self.store, self.stop = config, store, stop
-        self.problem = Problem(config)
+        self.problem = problem or Problem(config)
         self.problem.check_training(config)
         largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
         steps = config.epochs * len(self.problem.batches)
@@ -168,7 +173,20 @@ class Trainer:
             "seconds": self.seconds,
         }
         row["objective"] = row["loss"] + r
+        if self.view.keeps_average and (self.epoch + 1) % max(1, self.config.epochs // AVERAGE_TIMES) == 0:
+            row |= self._measured_average()
         return {name: _finite(value) for name, value in row.items()}
+
+    def _measured_average(self) -> Metrics:
+        """The average of the iterates at this point, measured; batch norm is estimated anew for it."""
+        with averaged(self.problem, self.view):
+            test_loss, test_score = evaluate(self.problem)
+            return {
+                "average_test_loss": test_loss,
+                f"average_test_{self.score}": test_score,
+                "average_zero_pct": percent_zero(self.problem.model),
+                "average_small_pct": percent_zero(self.problem.model, SMALL),
+            }
 
     # ---- what lasts
 
@@ -220,7 +238,9 @@ class Trainer:
                 f"residual {found.residual:.4g} ± {found.residual_error:.2g}, in {path}"
             )
         self.store.write_weights(model.state_dict())
-        self.store.write_prune(sweep(self.problem))
+        average = self._finish_average()
+        if average is None:
+            self.store.write_prune(sweep(self.problem))
         self.store.finish(
             {
                 "config": self.config.to_dict(),
@@ -228,6 +248,7 @@ class Trainer:
                 self.score: last[f"test_{self.score}"],
                 f"best_{self.score}": max(row[f"test_{self.score}"] for row in self.metrics),
                 **{name: last[name] for name in ("zero_pct", "small_pct", "loss", "objective")},
+                **(average or {}),
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "epochs": self.epoch,
                 "stopped": stopped,
@@ -236,6 +257,20 @@ class Trainer:
                 "histogram": histogram(model),
             }
         )
+
+    def _finish_average(self) -> Metrics | None:
+        """Weights and the pruning sweep of the average, where there is one, and what it is worth."""
+        if not self.view.keeps_average:
+            return None
+        last = self.metrics[-1]
+        if "average_zero_pct" not in last:  # it stopped early
+            last |= {name: _finite(value) for name, value in self._measured_average().items()}
+            self.store.write_metrics(self.metrics)
+        with averaged(self.problem, self.view):
+            self.store.write_weights(self.problem.model.state_dict(), AVERAGE)
+            self.store.write_prune(sweep(self.problem) | {"weights": "average"})
+        found = {f"average_{self.score}": last[f"average_test_{self.score}"]}
+        return found | {name: last[name] for name in ("average_zero_pct", "average_small_pct")}
 
     def _certificate(self) -> Certificate:
         """The paper's bound at the last point, over the batches of one more epoch."""
@@ -273,7 +308,14 @@ class Watcher(Protocol):
         """A line above whatever is going on."""
 
 
-def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tensorboard: bool = False) -> Path:
+def train(
+    config: RunConfig,
+    root: Path,
+    watch: Watcher,
+    stop: StopSignals,
+    tensorboard: bool = False,
+    problems: Problems | None = None,
+) -> Path:
     """Train a run to its end, or find it finished; returns its folder.
 
     Args:
@@ -282,6 +324,7 @@ def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tens
         watch: shows the run.
         stop: asked after every step.
         tensorboard: whether to write TensorBoard's event files into the run's folder.
+        problems: of the runs before, to be used again.
     """
     config = checked(config)
     store = RunStore(Path(root) / config.key, config)
@@ -291,7 +334,7 @@ def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tens
         if _finished(store, watch):  # another process was quicker
             return store.path
         with events(store.path if tensorboard else None) as log:
-            trainer = Trainer(config, store, stop)
+            trainer = Trainer(config, store, stop, (problems or Problems()).of(config))
             store.start(trainer.problem.model, trainer.problem.task.score)
             with watch.run(trainer):
                 for row in trainer.run(watch.step):

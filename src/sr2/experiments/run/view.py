@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class OptimizerView:
     An optimizer needs `step`, `state_dict` and `load_state_dict`, and no more. What else it may have, under these
     names: `before_step` (which is told the number of steps that are done), `sigma`, `counts` and `figures` (the rows of
     an epoch), `batch_size` and `batch_growth` (batches that grow), `converged` and `stationarity` (an end before the
-    last epoch), `estimate_sigma`, `capturable`.
+    last epoch), `estimate_sigma`, `capturable`, `averaging` and `averaged`.
 
     >>> from sr2 import L1, ProxGEN
     >>> model = torch.nn.Linear(2, 1)
@@ -136,6 +137,18 @@ class OptimizerView:
         """The paper's bound at the last point."""
         assert isinstance(self.optimizer, SR2)
         return certificate(model, batches, self.optimizer, loss)
+
+    # ---- the average of the iterates
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether there is one."""
+        return self._ask("averaging") is not None
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside, the parameters hold it."""
+        context: AbstractContextManager[None] = self._ask("averaged")()
+        return context
 
     # ---- what lasts
 

@@ -6,6 +6,7 @@ must leave no trace: not in batch-norm's statistics, not in the random number ge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeGuard
@@ -133,10 +134,20 @@ class TwoEvaluations:
         # Where the noise is not finite, s is not, and rejects the step itself.
         return self.loss, self.f + torch.where(noise.isfinite(), noise, 0.0), self.f_trial
 
-    def rho(self, make: Callable[[float], Settled], rounding: Rounding, group: Any, sigma: float) -> float:
-        """rho of the step that `make` makes with this sigma; nothing stays moved."""
+    def rho(
+        self,
+        make: Callable[[float], Settled],
+        alive: Callable[[], bool],
+        rounding: Rounding,
+        group: Any,
+        sigma: float,
+    ) -> float:
+        """rho of the step that `make` makes with this sigma, -inf where too little is left; nothing stays moved."""
         self.move = move = make(sigma)
         model = move.to_trial()
+        if not alive():
+            move.put_back()
+            return -math.inf
         self.at_trial()
         move.put_back()
         evidence = Evidence.gather(self.losses(), model, rounding, group, torch.device("cpu"), reaching=True)
@@ -156,8 +167,11 @@ class TwoEvaluations:
             self._before.restore()
         self._settled = True  # momentum has moved on, and an interrupt no longer undoes the step
 
-    def look(self, outcome: Outcome) -> None:
-        """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees."""
+    def look(self, outcome: Outcome, *, asks: bool) -> None:
+        """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees.
+
+        asks: a rejection has put x back to where `at_x` found it, so that the closure may be asked there again.
+        """
         evidence = outcome.evidence
         if self._watch is not None and self._watch.looks > 0 and not self._capturing:
             self._watch.leaves(self._parameters)
@@ -168,7 +182,7 @@ class TwoEvaluations:
             self._watch.unmoved(evidence.loss, evidence.vs)
         else:
             self._watch.unmoved_steps = 0
-        if not (outcome.accepted or outcome.null):
+        if asks and not (outcome.accepted or outcome.null):
             self._watch.rejected(self.loss, self.again)
 
     def _undo(self) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...numerics import add, capturing, end_to_end, exact_sum, wide
 from ...regularizers.base import ZERO, Regularizer, Step
 from ..closure.losses import NO_SPARSE
+from ..parts.averaging import move_toward
 from ..parts.directions import Direction
 from ..parts.metrics import Metric, State
 from ..state import Outcome
@@ -224,18 +225,6 @@ class Move(Protocol):
         """x <- the points, where the flag is true."""
 
 
-def toward(averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor, *, looking: bool) -> None:
-    """`Move.toward` in one pass where the host may look at the weight, else in three."""
-    if looking:
-        torch._foreach_lerp_(list(averages), list(xs), float(weight))
-        return
-    change = torch._foreach_sub(list(xs), list(averages))
-    for device in {x.device for x in xs}:
-        here = [i for i, x in enumerate(xs) if x.device == device]
-        torch._foreach_mul_([change[i] for i in here], weight.to(device))
-    torch._foreach_add_(list(averages), change)
-
-
 def take_if(flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor], *, looking: bool) -> None:
     """`Move.take_if`; a choice, so that no NaN leaks."""
     if not looking:
@@ -307,7 +296,7 @@ class ByGroup:
             p.commit(sound)
 
     def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
-        toward(averages, xs, weight, looking=not self._capturable)
+        move_toward(averages, xs, weight, looking=not self._capturable)
 
     def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
         take_if(flag, xs, points, looking=not self._capturable)

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ...numerics import capturing
+from ..parts.averaging import move_toward
 from ..parts.rules import Rounding, Rule
 from ..parts.testing import LARGEST
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
-from .base import FAR, Model, Proposal, settle_on_host, take_if, toward
+from .base import FAR, Model, Proposal, settle_on_host, take_if
 from .moments import Moment, aligned, alike, dense, laid_like
 
 _F64 = torch.float64
@@ -173,7 +174,7 @@ class FusedMove:
 
     def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
         if not self._knows(xs, averages):
-            toward(averages, xs, weight, looking=not self._capturable)
+            move_toward(averages, xs, weight, looking=not self._capturable)
             return
         pointers = self._pairs("averages", averages)
         work = (pointers, self._sizes, self._chunk_tensor, self._chunk_start, weight, len(xs))

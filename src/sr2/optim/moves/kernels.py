@@ -256,9 +256,9 @@ def decide(
 
     tl.store(accepted_count, tl.load(accepted_count) + (accepted & tested).to(tl.int64))
     tl.store(untested_count, tl.load(untested_count) + (accepted & (tested == 0)).to(tl.int64))
-    tl.store(rejected_count, tl.load(rejected_count) + rejected.to(tl.int64))
+    tl.store(rejected_count, tl.load(rejected_count) + fails.to(tl.int64))
     tl.store(null_count, tl.load(null_count) + null.to(tl.int64))
-    tl.store(broken_count, tl.load(broken_count) + (sound == 0).to(tl.int64))
+    tl.store(broken_count, tl.load(broken_count) + ((sound == 0) & tested).to(tl.int64))
     if (HOLDS != 0) & tested & (accepted | null | (sound & (largest == 0.0))):
         tl.store(largest_pointer, tl.where(tl.abs(loss) > largest, tl.abs(loss), largest))
     if tested & (accepted | null):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...regularizers.base import Regularizer, check_integer
-from ...regularizers.budget import Budget
 
 __all__ = ["Cooldown", "Reach", "Schedule"]
 
@@ -147,7 +146,7 @@ def planned_reach(given: object, steps: int | None, regularizers: Iterable[Regul
     """
     if given is not None:
         return Reach(*_pair(given, "reach", "(100, 700)"))
-    if steps is None or not any(isinstance(r, Budget) for r in regularizers):
+    if steps is None or not any(r is not None and r.strict for r in regularizers):
         return None
     first = max(1, round(SHRINKS[0] * steps))
     return Reach(first, max(first + 1, round(SHRINKS[1] * steps)))
