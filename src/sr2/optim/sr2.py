@@ -39,13 +39,12 @@ from .trust import hold, is_tested, on_trust
 
 
 class SR2(Reading, ProximalOptimizer):
-    r"""SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
+    """SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
 
     Each step draws what the closure evaluates, f(., xi_t), and
 
-    .. math::
-        s_t &\in \arg\min_s\; v_t^T s + \tfrac12 \sigma_t s^T D_t s + R(x_t + s)\\
-        \rho_t &= \frac{f(x_t) + R(x_t) - f(x_t + s_t) - R(x_t + s_t)}{R(x_t) - R(x_t + s_t) - v_t^T s_t}
+        s   = argmin_s  v's + sigma/2 s'Ds + R(x + s)
+        rho = (f(x) + R(x) - f(x + s) - R(x + s)) / (R(x) - R(x + s) - v's)
 
     By default v is an average of gradients, D is Adam's metric, and the rule is `rules.Tolerant`: sigma falls where rho
     is near 1, and x is put back, with a larger sigma, only where the objective rises by more than was promised.
