@@ -42,7 +42,7 @@ class Flags:
         """The configuration that parsed values ask for."""
         flat = _flat(values)
         settings = {f.name: flat[f.name] for f in dataclasses.fields(self.start) if f.name in flat}
-        given = {name: parse(text) for name in options() if (text := flat.get(name)) is not None}
+        given = {name: parse(text) for name in [*options(), "density"] if (text := flat.get(name)) is not None}
         elsewhere = {name: f"it is given by --{name.replace('_', '-')} too" for name in given}
         given |= parse_pairs("--opt", "an option", flat["opt"], elsewhere)
         if isinstance(self.start, RunConfig) and not registry.has_option(settings["optimizer"], "density"):
