@@ -29,10 +29,16 @@ Vector = list[Tensor]
 _log = logging.getLogger("sr2")
 
 
-def estimate_sigma0(closure: Closure, module: nn.Module | None, parameters: Sequence[Tensor]) -> float:
+def estimate_sigma0(
+    closure: Closure,
+    module: nn.Module | None,
+    parameters: Sequence[Tensor],
+    mean: Callable[[Tensor], Tensor] = lambda own: own,
+) -> float:
     """An estimate of L at the current point, positive and at most 1e12; buffers, generators and gradients stay.
 
     Falls back to a finite difference along the gradient where the loss cannot be differentiated twice, and says so.
+    `mean` of a tensor is its mean over the processes, each of which has a part of the loss.
 
     >>> from torch import nn
     >>> model, x = nn.Linear(3, 1, bias=False), torch.eye(3) * torch.tensor([1.0, 2.0, 5.0])
@@ -47,16 +53,16 @@ def estimate_sigma0(closure: Closure, module: nn.Module | None, parameters: Sequ
             result = closure()
             if any(p.grad is not None for p in parameters):
                 _log.info("sigma_0 by finite differences along the gradient: the closure fills the gradients itself")
-                estimate = _along_gradient(closure, parameters)
+                estimate = _along_gradient(closure, parameters, mean)
             else:
-                estimate = _largest_eigenvalue(mean_loss(result), parameters)
+                estimate = _largest_eigenvalue(mean_loss(result), parameters, mean)
         except RuntimeError as error:
             if "sparse" in str(error).lower():
                 raise ValueError(NO_SPARSE) from error
             if not _is_about_double_backward(error):
                 raise
             tell(f"sigma_0 by finite differences: no second derivative ({_first_line(error)})")
-            estimate = _along_gradient(closure, parameters)
+            estimate = _along_gradient(closure, parameters, mean)
     return min(estimate, LARGEST) if math.isfinite(estimate) and estimate > 0 else 1.0
 
 
@@ -82,7 +88,7 @@ def leaves_half(penalized: Iterable[tuple[Regularizer | None, Sequence[Tensor]]]
     return sigma
 
 
-def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor]) -> float:
+def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor], mean: Callable[[Tensor], Tensor]) -> float:
     if _once_only([loss]):
         raise RuntimeError("a reentrant checkpoint cannot be differentiated twice")
     gradient = torch.autograd.grad(loss, list(parameters), create_graph=True, materialize_grads=True)
@@ -94,7 +100,8 @@ def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor]) -> float:
         raise RuntimeError("an operation marked once_differentiable cannot be differentiated twice")
 
     def product(v: Vector) -> Vector:
-        return list(torch.autograd.grad(gs, ps, grad_outputs=v, retain_graph=True, materialize_grads=True))
+        own = torch.autograd.grad(gs, ps, grad_outputs=v, retain_graph=True, materialize_grads=True)
+        return [mean(part) for part in own]
 
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(p.shape, generator=generator, dtype=p.dtype, device="cpu").to(p.device) for p in ps]
@@ -132,7 +139,7 @@ def lanczos(product: Callable[[Vector], Vector], start: Vector) -> float:
 
 
 @torch.no_grad()
-def _along_gradient(closure: Closure, parameters: Sequence[Tensor]) -> float:
+def _along_gradient(closure: Closure, parameters: Sequence[Tensor], mean: Callable[[Tensor], Tensor]) -> float:
     """|g(x + s) - g(x)| / |s| with s = h g / |g|, as it comes out in the parameters' dtype.
 
     Of one rounding h / |x| = sqrt(eps) would make the least; gradients carry more, and eps^0.4 is 0.14 in bfloat16,
@@ -140,7 +147,7 @@ def _along_gradient(closure: Closure, parameters: Sequence[Tensor]) -> float:
     """
     kept = [p.detach().clone() for p in parameters]
     loss_and_gradients(closure, parameters)
-    g = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+    g = [mean(torch.zeros_like(p) if p.grad is None else p.grad.clone()) for p in parameters]
     size = _norm(g)
     if not (math.isfinite(size) and size > 0):
         return math.nan
@@ -150,7 +157,7 @@ def _along_gradient(closure: Closure, parameters: Sequence[Tensor]) -> float:
         for p, d in zip(parameters, g, strict=True):
             p.add_(d, alpha=h / size)
         loss_and_gradients(closure, parameters)
-        moved = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        moved = [mean(torch.zeros_like(p) if p.grad is None else p.grad) for p in parameters]
         return _distance(moved, g) / _distance(parameters, kept)
     finally:
         for p, old in zip(parameters, kept, strict=True):

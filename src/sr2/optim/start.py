@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,11 +78,12 @@ def sigma_0(
 ) -> float:
     """The curvature of the closure's loss at x, the same on all processes, and large enough for R."""
     together = parallel(module)
-    with together.no_sync() if together is not None else nullcontext():
+    if together is None:
         estimate = estimate_sigma0(closure, module, parameters)
-    if together is not None:
-        shared = torch.tensor(estimate, dtype=torch.float64, device=parameters[0].device)
-        estimate = float(mean_over(together.process_group, shared))
+    else:  # of the mean of their losses: every product with the Hessian is a mean, and all take the same decisions
+        mean = partial(mean_over, together.process_group)
+        with together.no_sync():
+            estimate = estimate_sigma0(closure, module, parameters, mean)
     return leaves_half(penalized, max(sigma_min, estimate))
 
 

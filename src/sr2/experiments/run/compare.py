@@ -13,6 +13,7 @@ from . import registry
 from .build import checked, make_regularizer
 from .config import RunConfig, Settings, setting
 from .options import parse
+from .processes import started
 from .progress import Watch
 from .stop import DivergedError, StoppedError, StopSignals
 from .train import train
@@ -100,6 +101,8 @@ def compare(grid: Grid, root: Path, stop: StopSignals, tensorboard: bool = False
     Returns:
         the folders of the finished runs, and a sentence for each that diverged.
     """
+    if started() > 1:
+        raise UserError("a grid is trained run by run, in one process each: use torchrun with `sr2 train`")
     runs, left_out = expand(grid)
     watch = Watch(len(runs))
     for sentence in left_out:

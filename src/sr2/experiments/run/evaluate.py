@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -11,20 +12,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...optim.capture import run_beside
 from ...zeros import sparsity
 from .problem import Problem
+from .processes import ALONE, Processes
 
 SMALL = 1e-3
 """The paper counts |w| <= 1e-3 beside w = 0."""
 
 
 @torch.no_grad()
-def evaluate(problem: Problem) -> tuple[float, float]:
-    """Mean loss and score over the test examples, in evaluation mode."""
+def evaluate(problem: Problem, together: Processes = ALONE) -> tuple[float, float]:
+    """Mean loss and score over the test examples, in evaluation mode; several processes share the batches."""
     problem.model.eval()
-    if problem.device.type == "cuda":
+    if problem.device.type == "cuda" and problem.together.size == 1:
         sums = problem.kept("captured sums", lambda: CapturedSums(problem))()
     else:
-        first, *others = (_sums(problem, x, y) for x, y in problem.test)
-        sums = sum(others, first)
+        mine = itertools.islice(problem.test, together.rank, None, together.size)
+        nothing = torch.zeros(1 + problem.statistics, dtype=torch.float64, device=problem.device)
+        sums = together.total(sum((_sums(problem, x, y) for x, y in mine), nothing))
     loss, *statistics = sums.tolist()
     count = problem.test.targets.numel()
     return loss / count, problem.task.value(statistics, count)

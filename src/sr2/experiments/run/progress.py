@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..tasks import Score
+from .processes import speaks
 from .runner import Metrics
 from .train import Trainer
 
@@ -24,7 +25,7 @@ class Watch:
     """
 
     def __init__(self, total: int = 1) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False, soft_wrap=True, quiet=not speaks())
         self._number, self._total = 0, total
 
     def say(self, sentence: str) -> None:

@@ -42,6 +42,7 @@ from .files import (
     way_out,
     write_file,
 )
+from .processes import ALONE, Processes
 from .registry import REGULARIZERS
 from .view import modern
 
@@ -145,10 +146,11 @@ class RunStore:
     Args:
         path: the run's folder.
         config: the run.
+        together: the processes that train it, of which the first one reads and writes.
     """
 
-    def __init__(self, path: Path, config: RunConfig) -> None:
-        self.path, self.config = Path(path), config
+    def __init__(self, path: Path, config: RunConfig, together: Processes = ALONE) -> None:
+        self.path, self.config, self._together = Path(path), config, together
 
     # ---- one process at a time
 
@@ -157,6 +159,9 @@ class RunStore:
         """Hold the run; make its folder, and sweep up what a killed process was writing."""
         import fcntl
 
+        if not self._together.first:
+            yield
+            return
         self._check_own()
         with named_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -197,7 +202,7 @@ class RunStore:
 
     def check_network(self, model: nn.Module) -> None:
         """The user's own network is known by its name, and may be another one than the run was begun with."""
-        before = read_json(self.path / "env.json", {}, ENV).get("network")
+        before = read_json(self.path / "env.json", {}, ENV).get("network") if self._together.first else None
         if before is not None and before != fingerprint(model):
             raise UserError(
                 f"{self.path} was trained with another {self.config.model} than the code makes now: "
@@ -218,6 +223,8 @@ class RunStore:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Write a checkpoint with its checksum; the one before is kept. `torch.load` reads it too."""
+        if not self._together.first:
+            return
         buffer = io.BytesIO()
         torch.save(state, buffer)
         data = buffer.getbuffer()
@@ -231,15 +238,15 @@ class RunStore:
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The newest checkpoint, None if there is none; a damaged one is a UserError. Nothing in it is executed."""
-        for name in (CHECKPOINT, PREVIOUS):
-            path = self.path / name
-            if path.exists():
-                return self._load(path)
-        return None
+        path = next((p for p in (self.path / CHECKPOINT, self.path / PREVIOUS) if p.exists()), None)
+        content = None
+        if path is not None and self._together.first:
+            with named_errors(path, "read"):
+                content = path.read_bytes()
+        content = self._together.from_first(content)
+        return None if content is None else self._load(path or self.path / CHECKPOINT, content)
 
-    def _load(self, path: Path) -> dict[str, Any]:
-        with named_errors(path, "read"):
-            content = path.read_bytes()
+    def _load(self, path: Path, content: bytes) -> dict[str, Any]:
         data, tail = content[:-_TAIL], content[-_TAIL:]
         whole = tail == _MARK + hashlib.sha256(data).hexdigest().encode() + b"\n"
         try:
@@ -293,7 +300,8 @@ class RunStore:
         self._write(name, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
     def _write(self, name: str, data: bytes) -> None:
-        write_file(self.path / name, data)
+        if self._together.first:
+            write_file(self.path / name, data)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

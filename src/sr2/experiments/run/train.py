@@ -21,6 +21,7 @@ from .config import RunConfig
 from .evaluate import SMALL, evaluate, histogram, layers, percent_zero
 from .events import events
 from .problem import Problem
+from .processes import ALONE, Processes, joined
 from .prune import sweep
 from .runner import CapturedRunner, Metrics, StepRunner
 from .stop import DivergedError, StoppedError, StopSignals
@@ -39,18 +40,20 @@ class Trainer:
         config: checked.
         store: where it is kept.
         stop: asked after every step.
+        together: the processes that train it.
     """
 
-    def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals) -> None:
-        self.config, self.store, self.stop = config, store, stop
-        self.problem = Problem(config)
+    def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals, together: Processes = ALONE) -> None:
+        self.config, self.store, self.stop, self.together = config, store, stop, together
+        self.problem = Problem(config, together)
         self.problem.check_training(config)
         largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
         steps = config.epochs * len(self.problem.batches)
-        self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), self.problem.model, steps)
+        network = self.problem.trained.model
+        self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), network, steps)
         cooldown = None if cools_by_itself(config.optimizer) else cooldown_steps(config, steps)
         self.view = OptimizerView(self.optimizer, config.batch, cooldown)
-        captured = self.view.captures and self.problem.device.type == "cuda"
+        captured = self.view.captures and self.problem.device.type == "cuda" and together.size == 1
         self.runner = (CapturedRunner if captured else StepRunner)(self.problem, self.view)
         self.epoch = 0
         """Epochs that are done."""
@@ -86,12 +89,16 @@ class Trainer:
             self.metrics.append(self._measured())
             self.epoch, self.step = self.epoch + 1, 0
             self.runner.start_epoch()
-            if self.epoch == self.config.epochs or self.stop.asked or self._may_save():
+            if saved := self.epoch == self.config.epochs or self._may_save():
                 self.save()
             self.store.write_metrics(self.metrics)
             yield self.metrics[-1]
-            self._stop_if_asked()
-        self._finish()
+            if self._asked():
+                if not saved:
+                    self.save()
+                raise self._stopped()
+        if self.together.first:  # the others have nothing more to do
+            self._finish()
 
     def _converged(self) -> bool:
         """Whether the optimizer is as stationary as the user asked for; an epoch that was begun is first finished."""
@@ -123,20 +130,21 @@ class Trainer:
             self.step += 1
             self.steps += 1
             on_step(self.runner.examples - seen)
-            if self.stop.asked:
+            if self._asked():
                 self.seconds = before + time.perf_counter() - started
                 self.save()
-                self._stop_if_asked()
+                raise self._stopped()
         if self.problem.device.type == "cuda":
             torch.cuda.synchronize(self.problem.device)
         self.seconds = before + time.perf_counter() - started
 
-    def _stop_if_asked(self) -> None:
-        if self.stop.asked:
-            where = f"step {self.step} of epoch {self.epoch + 1}" if self.step else f"epoch {self.epoch}"
-            raise StoppedError(
-                f"stopped after {where} of {self.config.epochs}, and saved: run the same command to go on"
-            )
+    def _asked(self) -> bool:
+        """Whether the user asked one of the processes to stop."""
+        return self.together.any(self.stop.asked)
+
+    def _stopped(self) -> StoppedError:
+        where = f"step {self.step} of epoch {self.epoch + 1}" if self.step else f"epoch {self.epoch}"
+        return StoppedError(f"stopped after {where} of {self.config.epochs}, and saved: run the same command to go on")
 
     def _measured(self) -> Metrics:
         """The epoch that was just trained, measured."""
@@ -152,7 +160,7 @@ class Trainer:
                 "use a smaller --lr, or sr2, which needs none"
             )
         r = self.view.penalty()
-        test_loss, test_score = evaluate(self.problem)
+        test_loss, test_score = evaluate(self.problem, self.together)
         row = {
             "epoch": self.epoch + 1,
             "steps": self.steps,
@@ -174,7 +182,8 @@ class Trainer:
 
     def _may_save(self) -> bool:
         """Whether checkpoints, which a killed run redoes to the same bits from the last one, still cost little."""
-        return self._saving <= FREE_SAVING + SAVING_SHARE * (time.perf_counter() - self._made)
+        cheap = self._saving <= FREE_SAVING + SAVING_SHARE * (time.perf_counter() - self._made)
+        return self.together.any(self.together.first and cheap)
 
     def save(self) -> None:
         """Write a checkpoint: all that the rest of the run depends on."""
@@ -283,14 +292,20 @@ def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tens
         tensorboard: whether to write TensorBoard's event files into the run's folder.
     """
     config = checked(config)
-    store = RunStore(Path(root) / config.key, config)
-    if _finished(store, watch):  # before it is locked: nobody writes to it, and perhaps nobody can
+    with joined(config) as together:
+        return _train(config, RunStore(Path(root) / config.key, config, together), watch, stop, tensorboard, together)
+
+
+def _train(
+    config: RunConfig, store: RunStore, watch: Watcher, stop: StopSignals, tensorboard: bool, together: Processes
+) -> Path:
+    if _finished(store, watch, together):  # before it is locked: nobody writes to it, and perhaps nobody can
         return store.path
     with store.locked():
-        if _finished(store, watch):  # another process was quicker
+        if _finished(store, watch, together):  # another process was quicker
             return store.path
-        with events(store.path if tensorboard else None) as log:
-            trainer = Trainer(config, store, stop)
+        with events(store.path if tensorboard and together.first else None) as log:
+            trainer = Trainer(config, store, stop, together)
             store.start(trainer.problem.model, trainer.problem.task.score)
             with watch.run(trainer):
                 for row in trainer.run(watch.step):
@@ -304,9 +319,12 @@ def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tens
     return store.path
 
 
-def _finished(store: RunStore, watch: Watcher) -> bool:
-    if (result := store.result) is None:
+def _finished(store: RunStore, watch: Watcher, together: Processes) -> bool:
+    result = store.result if together.first else None
+    if not together.any(result is not None):
         return False
+    if result is None:
+        return True
     if store.knows_network:
         store.check_network(
             Problem(dataclasses.replace(store.config, device="cpu", compile=False, precision="fp32")).model
