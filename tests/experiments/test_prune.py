@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,7 @@ def test_weights_of_another_network_are_said_to_be_so(
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--epochs", "1", "--batch", "400", "--model", "mlp"]) == 0
     (record,) = find_runs([Path("runs")])
-    text = (record.path / "config.json").read_text()
-    (record.path / "config.json").write_text(text.replace('"mlp"', '"cnn"'))
+    (record.path / "config.json").write_text(json.dumps(record.config.having(model="cnn").to_dict()))
     assert len(read_weights(record.path)) == 6
     assert main(["prune", "runs"]) == 2
     assert "do not fit its network cnn" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,13 +78,22 @@ def _check(path: Path, value: object, kind: Any) -> Any:
     return value
 
 
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object with the sum of its content, which `read_json` compares."""
+    content = {**value, _SUM: _sum_of(value)}
+    write_file(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
 def read_json(path: Path, missing: Any = _REQUIRED, kind: Any = object) -> Any:
     """The content of a JSON file, checked; `missing` where there is no file."""
     if missing is not _REQUIRED and not path.exists():
         return missing
     try:
         with named_errors(path, "read"):
-            return _check(path, json.loads(path.read_text(encoding="utf-8")), kind)
+            value = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(value, dict) and _SUM in value and value.pop(_SUM) != _sum_of(value):
+            raise UserError(f"{path} was changed since it was written: {way_out(path)}")
+        return _check(path, value, kind)
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): {way_out(path)}") from error
 
@@ -98,6 +108,15 @@ def read_lines(path: Path, kind: Kind, change: Callable[[Any], Any]) -> list[dic
         return [_check(path, change(json.loads(line)), kind) for line in lines]
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): {way_out(path)}") from error
+
+
+_SUM = "sha256"
+"""The key of the sum of all others; files of the first version have none."""
+
+
+def _sum_of(value: dict[str, Any]) -> str:
+    """Of what is said, not of how it is written."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def way_out(path: Path) -> str:

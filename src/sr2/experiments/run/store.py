@@ -41,13 +41,14 @@ from .files import (
     sweep_kind,
     way_out,
     write_file,
+    write_json,
 )
 from .processes import ALONE, Processes
 from .registry import REGULARIZERS
 from .view import modern
 
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
-WEIGHTS = "weights.safetensors"
+WEIGHTS, METRICS = "weights.safetensors", "metrics.jsonl"
 _MARK = b"\nsr2 sha256 "
 _TAIL = len(_MARK) + 65  # the mark, 64 hexadecimal digits, the end of the line
 
@@ -103,15 +104,29 @@ def read_run(folder: Path) -> RunRecord:
         raise UserError(f"{path} is not the configuration of a run ({error}): {way_out(path)}") from error
     env = read_json(folder / "env.json", {}, ENV)
     score = _score(env).name
+    result = read_json(folder / "result.json", None, result_kind(score))
+    _check_sum(folder / METRICS, result or {})
     return RunRecord(
         folder,
         made,
         env,
-        read_lines(folder / "metrics.jsonl", row_kind(score), modern_row),
-        read_json(folder / "result.json", None, result_kind(score)),
+        read_lines(folder / METRICS, row_kind(score), modern_row),
+        result,
         read_json(folder / "prune.json", None, sweep_kind(score)),
         read_json(folder / "export.json", None, export_kind(score)),
     )
+
+
+def _check_sum(path: Path, result: Any) -> None:
+    """Whether a file is the one that the run has ended with, where its result says which."""
+    files = result.get("files") if isinstance(result, dict) else None
+    said = files.get(path.name) if isinstance(files, dict) else None
+    if said is None or not path.exists():
+        return
+    with named_errors(path, "read"):
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != said:
+        raise UserError(f"{path} was changed since the run ended: {way_out(path)}")
 
 
 def find_runs(
@@ -182,7 +197,7 @@ class RunStore:
 
     def _check_own(self) -> None:
         """Rows that were brought here without their checkpoint are not to be trained over."""
-        rows = self.path / "metrics.jsonl"
+        rows = self.path / METRICS
         if any((self.path / name).exists() for name in (".lock", CHECKPOINT, PREVIOUS)) or not rows.exists():
             return
         with named_errors(rows, "read"):
@@ -261,7 +276,7 @@ class RunStore:
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         """All epochs so far."""
-        self._write("metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
+        self._write(METRICS, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
     def write_weights(self, state: dict[str, Tensor]) -> None:
         """The network as safetensors; tied tensors are written under each of their names."""
@@ -282,8 +297,10 @@ class RunStore:
         return self.path / "certificate.json"
 
     def finish(self, result: dict[str, Any]) -> None:
-        """The last file of a run: from here on it is finished."""
-        self._write_json("result.json", result)
+        """The last file of a run, with the sums of those that will not change: from here on it is finished."""
+        files = [self.path / name for name in (WEIGHTS, METRICS)]
+        sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.exists()}
+        self._write_json("result.json", {**result, "files": sums})
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -296,8 +313,9 @@ class RunStore:
         """What the run is judged by."""
         return _score(read_json(self.path / "env.json", {}, ENV))
 
-    def _write_json(self, name: str, value: object) -> None:
-        self._write(name, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+    def _write_json(self, name: str, value: dict[str, Any]) -> None:
+        if self._together.first:
+            write_json(self.path / name, value)
 
     def _write(self, name: str, data: bytes) -> None:
         if self._together.first:
@@ -309,6 +327,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     path = Path(folder) / WEIGHTS
     if not path.exists():
         raise UserError(f"{path} is not there: the run did not finish, or its weights were deleted")
+    _check_sum(path, read_json(path.with_name("result.json"), {}))
     try:
         return load_file(path)
     except SafetensorError as error:
