@@ -19,6 +19,7 @@ from .errors import UserError
 from .flags import Flags, training_flags
 from .run.compare import Grid, compare
 from .run.config import RunConfig
+from .run.on_ray import Place
 from .run.progress import Watch
 from .run.registry import has_lambda
 from .run.stop import StopSignals
@@ -63,18 +64,18 @@ def train_one(arguments: Sequence[str]) -> Callable[..., None]:
 def train_grid(arguments: Sequence[str]) -> Callable[..., int]:
     flags = training_flags(Grid(), RUNS)
 
-    def train_grid(values: Any) -> int:
+    def train_grid(values: Any, place: Any = Place()) -> int:  # noqa: B008 - frozen
         """Train a grid of optimizers x regularizers x lambdas x seeds; ends with a table and a report."""
         files = flags.files(values)
         with StopSignals() as stop:
-            done, failed = compare(flags.config(values), files["runs"], stop, files["tensorboard"])
+            done, failed = compare(flags.config(values), files["runs"], stop, files["tensorboard"], place)
         if done:
             _report(find_runs(done), files["runs"] / "report")
         if failed:
             print(f"error: {len(failed)} of {len(done) + len(failed)} runs did not finish", file=sys.stderr)
         return 2 if failed else 0
 
-    return _with(flags, train_grid)
+    return _with(flags, train_grid, place=Annotated[Place, tyro.conf.OmitArgPrefixes])
 
 
 def paper_run(arguments: Sequence[str]) -> Callable[..., None]:

@@ -12,11 +12,14 @@ from ..errors import UserError
 from . import registry
 from .build import checked, make_regularizer
 from .config import RunConfig, Settings, setting
+from .on_ray import Place, train_on_ray
 from .options import parse
 from .processes import started
 from .progress import Watch
 from .stop import DivergedError, StoppedError, StopSignals
 from .train import train
+
+HERE = Place()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +96,10 @@ def _check_each(grid: Grid, optimizers: Sequence[dict[str, Any]], regularizers: 
             make_regularizer(RunConfig(**regularizer, lam=lam))
 
 
-def compare(grid: Grid, root: Path, stop: StopSignals, tensorboard: bool = False) -> tuple[list[Path], list[str]]:
-    """Train the runs of a grid one after another.
+def compare(
+    grid: Grid, root: Path, stop: StopSignals, tensorboard: bool = False, place: Place = HERE
+) -> tuple[list[Path], list[str]]:
+    """Train the runs of a grid, one after another or side by side on a cluster.
 
     A run that diverges does not end the others.
 
@@ -107,6 +112,9 @@ def compare(grid: Grid, root: Path, stop: StopSignals, tensorboard: bool = False
     watch = Watch(len(runs))
     for sentence in left_out:
         watch.say(sentence)
+    if place.on == "ray":
+        lost = {run.key: sentence for run, sentence in train_on_ray(runs, root, place, watch, stop, tensorboard)}
+        return [root / run.key for run in runs if run.key not in lost], list(lost.values())
     done: list[Path] = []
     failed: list[str] = []
     for run in runs:
