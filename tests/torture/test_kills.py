@@ -16,10 +16,15 @@ from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.progress import Watch
 from sr2.experiments.run.stop import StopSignals
 from sr2.experiments.run.train import train
-from tests.experiments.tools.runs import NET, same_run
+from tests.experiments.tools.runs import same_run
 
 pytestmark = pytest.mark.torture
 
+NET = """
+from torch import nn
+def net():  # small, since hundreds of runs are made; dropout's random numbers must be resumed too
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 10))
+"""
 CONFIG = RunConfig.of(model="dropnet:net", epochs=2, batch=700, sigma=0.05, momentum=0.9, regularizer="l0")
 RANDOM_KILLS = int(os.environ.get("SR2_TORTURE_KILLS", "100"))
 

@@ -5,6 +5,7 @@ A new command is a function here that calls into its room, and a line in `_APP`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from .run.config import RunConfig
 from .run.on_ray import Place
 from .run.progress import Watch
 from .run.registry import has_lambda
+from .run.shared import Folder, join, read_here, written_here
 from .run.stop import StopSignals
 from .run.store import RunRecord, find_runs
 from .run.train import train
@@ -70,7 +72,9 @@ def train_grid(arguments: Sequence[str]) -> Callable[..., int]:
         with StopSignals() as stop:
             done, failed = compare(flags.config(values), files["runs"], stop, files["tensorboard"], place)
         if done:
-            _report(find_runs(done), files["runs"] / "report")
+            with read_here(files["runs"]) as here:
+                keys = [str(folder).rpartition("/")[2] for folder in done]
+                _report(find_runs([here / key for key in keys]), join(files["runs"], "report"))
         if failed:
             print(f"error: {len(failed)} of {len(done) + len(failed)} runs did not finish", file=sys.stderr)
         return 2 if failed else 0
@@ -115,7 +119,7 @@ def _with(flags: Flags, command: Callable[..., Any], **others: Any) -> Callable[
     return command
 
 
-def _train(config: RunConfig, runs: Path, tensorboard: bool) -> None:
+def _train(config: RunConfig, runs: str, tensorboard: bool) -> None:
     with StopSignals() as stop:
         train(config, runs, Watch(), stop, tensorboard)
 
@@ -166,24 +170,28 @@ def export(
     return export_runs(_find(folders), format, trust=trust)
 
 
-def report(folders: Folders, *, out: Path | None = None) -> None:
+def report(folders: Positional[tuple[str, ...]], *, out: str | None = None) -> None:
     """Tables, figures and one HTML page of runs. Never trains.
 
     Args:
-        folders: Run folders, or folders of them.
-        out: The folder of the report; `report` beside the runs unless given.
+        folders: Run folders, or folders of them: paths, or addresses that fsspec knows, as s3://bucket/runs.
+        out: The folder of the report, a path or an address; `report` beside the runs unless given.
     """
-    _report(_find(folders), out or folders[0] / "report")
+    with contextlib.ExitStack() as copies:
+        records = _find([copies.enter_context(read_here(folder)) for folder in folders])
+        _report(records, out or join(folders[0], "report"))
 
 
-def _report(records: list[RunRecord], out: Path) -> None:
+def _report(records: list[RunRecord], out: Folder) -> None:
     from .paper.summary import reference
     from .report.formats import print_tables
     from .report.page import write_report
     from .report.tables import build
 
     print_tables(build(records, reference()))
-    print(f"the report is {write_report(records, out, reference=reference())}")
+    with written_here(out) as folder:
+        page = write_report(records, folder, reference=reference())
+    print(f"the report is {join(out, page.name)}")
 
 
 def _find(folders: Sequence[Path]) -> list[RunRecord]:

@@ -145,7 +145,7 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
 
 
 def ensure(name: str, root: Path | None = None) -> None:
-    """Have a data set here, fetched by one process of this machine while the others wait; a user's own is left alone."""
+    """Have a data set here, fetched by one process of this machine while others wait; a user's own is left alone."""
     import fcntl
 
     if ":" in name or spec_of(name).embedded is not None:

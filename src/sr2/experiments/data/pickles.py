@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, short
 
 
 class _Told:
@@ -101,7 +101,7 @@ def read_pickle(content: bytes, file: str) -> dict[str, Any]:
         value = _Unpickler(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle fails in any way it likes
         raise UserError(
-            f"{file} is damaged or not an official file, and was not run ({error}): delete it and fetch it again"
+            f"{file} is damaged or not an official file, and was not run ({short(error)}): delete it and fetch it again"
         ) from error
     if not isinstance(value, dict):
         raise UserError(f"{file} holds a {type(value).__name__} and not a batch of images: fetch it again")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -16,6 +15,7 @@ from .on_ray import Place, train_on_ray
 from .options import parse
 from .processes import started
 from .progress import Watch
+from .shared import Folder, join
 from .stop import DivergedError, StoppedError, StopSignals
 from .train import train
 
@@ -97,8 +97,8 @@ def _check_each(grid: Grid, optimizers: Sequence[dict[str, Any]], regularizers: 
 
 
 def compare(
-    grid: Grid, root: Path, stop: StopSignals, tensorboard: bool = False, place: Place = HERE
-) -> tuple[list[Path], list[str]]:
+    grid: Grid, root: Folder, stop: StopSignals, tensorboard: bool = False, place: Place = HERE
+) -> tuple[list[Folder], list[str]]:
     """Train the runs of a grid, one after another or side by side on a cluster.
 
     A run that diverges does not end the others.
@@ -114,8 +114,8 @@ def compare(
         watch.say(sentence)
     if place.on == "ray":
         lost = {run.key: sentence for run, sentence in train_on_ray(runs, root, place, watch, stop, tensorboard)}
-        return [root / run.key for run in runs if run.key not in lost], list(lost.values())
-    done: list[Path] = []
+        return [join(root, run.key) for run in runs if run.key not in lost], list(lost.values())
+    done: list[Folder] = []
     failed: list[str] = []
     for run in runs:
         if stop.asked:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.cache import write_atomically
-from ..errors import UserError
+from ..errors import UserError, short
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -95,7 +95,7 @@ def read_json(path: Path, missing: Any = _REQUIRED, kind: Any = object) -> Any:
             raise UserError(f"{path} was changed since it was written: {way_out(path)}")
         return _check(path, value, kind)
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {way_out(path)}") from error
+        raise UserError(f"{path} is damaged ({short(error)}): {way_out(path)}") from error
 
 
 def read_lines(path: Path, kind: Kind, change: Callable[[Any], Any]) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def read_lines(path: Path, kind: Kind, change: Callable[[Any], Any]) -> list[dic
             lines = path.read_text(encoding="utf-8").splitlines()
         return [_check(path, change(json.loads(line)), kind) for line in lines]
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {way_out(path)}") from error
+        raise UserError(f"{path} is damaged ({short(error)}): {way_out(path)}") from error
 
 
 _SUM = "sha256"

@@ -19,6 +19,7 @@ from ..data.fetch import ensure
 from ..errors import UserError
 from .config import RunConfig
 from .progress import Watch
+from .shared import Folder, is_address
 from .stop import StoppedError, StopSignals
 from .train import train
 
@@ -48,7 +49,7 @@ class Place:
 
 
 def train_on_ray(
-    runs: Sequence[RunConfig], root: Path | str, place: Place, watch: Watch, stop: StopSignals, tensorboard: bool
+    runs: Sequence[RunConfig], root: Folder, place: Place, watch: Watch, stop: StopSignals, tensorboard: bool
 ) -> list[tuple[RunConfig, str]]:
     """Train the runs; returns a sentence for each that did not finish.
 
@@ -64,7 +65,7 @@ def train_on_ray(
     wanted = place.resources(runs[0])
     with _cluster(place, wanted) as ray:
         one = ray.remote(_one).options(num_cpus=wanted["CPU"], num_gpus=wanted["GPU"], max_retries=place.retries)
-        where = str(root) if "://" in str(root) else str(Path(root).resolve())
+        where = str(root) if is_address(root) else str(Path(root).resolve())
         waiting = {one.remote(run.to_dict(), where, os.getcwd(), tensorboard): run for run in runs}
         while waiting:
             if stop.asked:

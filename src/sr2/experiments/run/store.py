@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ..data.cache import write_atomically
-from ..errors import UserError
+from ..errors import UserError, short
 from ..models import fingerprint
 from ..names import check_known
 from ..tasks import Score
@@ -45,6 +45,7 @@ from .files import (
 )
 from .processes import ALONE, Processes
 from .registry import REGULARIZERS
+from .shared import Folder, Shared
 from .view import modern
 
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
@@ -105,7 +106,8 @@ def read_run(folder: Path) -> RunRecord:
     env = read_json(folder / "env.json", {}, ENV)
     score = _score(env).name
     result = read_json(folder / "result.json", None, result_kind(score))
-    _check_sum(folder / METRICS, result or {})
+    for name in (METRICS, "config.json", "env.json"):
+        _check_sum(folder / name, result)
     return RunRecord(
         folder,
         made,
@@ -162,10 +164,18 @@ class RunStore:
         path: the run's folder.
         config: the run.
         together: the processes that train it, of which the first one reads and writes.
+        shared: the folder behind an address that `path` is a copy of: what is written is sent there.
     """
 
-    def __init__(self, path: Path, config: RunConfig, together: Processes = ALONE) -> None:
-        self.path, self.config, self._together = Path(path), config, together
+    def __init__(
+        self, path: Path, config: RunConfig, together: Processes = ALONE, shared: Shared | None = None
+    ) -> None:
+        self.path, self.config, self._together, self._shared = Path(path), config, together, shared
+
+    @property
+    def shown(self) -> Folder:
+        """The folder, as the user knows it."""
+        return self.path if self._shared is None else self._shared.name(self.path)
 
     # ---- one process at a time
 
@@ -250,6 +260,7 @@ class RunStore:
             if path.exists():  # killed between the two renames, the previous one is found
                 os.replace(path, self.path / PREVIOUS)
             os.replace(fresh, path)
+        self._send(path)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The newest checkpoint, None if there is none; a damaged one is a UserError. Nothing in it is executed."""
@@ -298,7 +309,7 @@ class RunStore:
 
     def finish(self, result: dict[str, Any]) -> None:
         """The last file of a run, with the sums of those that will not change: from here on it is finished."""
-        files = [self.path / name for name in (WEIGHTS, METRICS)]
+        files = [self.path / name for name in (WEIGHTS, METRICS, "config.json", "env.json")]
         sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.exists()}
         self._write_json("result.json", {**result, "files": sums})
 
@@ -316,10 +327,16 @@ class RunStore:
     def _write_json(self, name: str, value: dict[str, Any]) -> None:
         if self._together.first:
             write_json(self.path / name, value)
+            self._send(self.path / name)
 
     def _write(self, name: str, data: bytes) -> None:
         if self._together.first:
             write_file(self.path / name, data)
+            self._send(self.path / name)
+
+    def _send(self, path: Path) -> None:
+        if self._shared is not None:
+            self._shared.send(path)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -331,4 +348,4 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged ({error}): delete the folder and train the run again") from error
+        raise UserError(f"{path} is damaged ({short(error)}): delete the folder and train the run again") from error

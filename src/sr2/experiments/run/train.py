@@ -24,6 +24,7 @@ from .problem import Problem
 from .processes import ALONE, Processes, joined
 from .prune import sweep
 from .runner import CapturedRunner, Metrics, StepRunner
+from .shared import Folder, opened
 from .stop import DivergedError, StoppedError, StopSignals
 from .store import RunStore, modern_row
 from .view import OptimizerView
@@ -271,39 +272,42 @@ class Watcher(Protocol):
     def epoch(self, row: Metrics) -> None:
         """An epoch was measured."""
 
-    def finished(self, path: Path) -> None:
+    def finished(self, path: Folder) -> None:
         """A run ended just now."""
 
-    def skipped(self, path: Path, result: dict[str, Any], score: Score) -> None:
+    def skipped(self, path: Folder, result: dict[str, Any], score: Score) -> None:
         """A run was finished before."""
 
     def say(self, sentence: str) -> None:
         """A line above whatever is going on."""
 
 
-def train(config: RunConfig, root: Path, watch: Watcher, stop: StopSignals, tensorboard: bool = False) -> Path:
+def train(config: RunConfig, root: Folder, watch: Watcher, stop: StopSignals, tensorboard: bool = False) -> Folder:
     """Train a run to its end, or find it finished; returns its folder.
 
     Args:
         config: any; what cannot be run is a UserError before anything starts.
-        root: the folder of runs.
+        root: the folder of runs, a path or an address with ://.
         watch: shows the run.
         stop: asked after every step.
         tensorboard: whether to write TensorBoard's event files into the run's folder.
     """
     config = checked(config)
-    with joined(config) as together:
-        return _train(config, RunStore(Path(root) / config.key, config, together), watch, stop, tensorboard, together)
+    with joined(config) as together, opened(root) as shared:
+        path = Path(root) / config.key if shared is None else shared.here / config.key
+        if shared is not None and together.first:
+            shared.fetch(config.key)
+        return _train(config, RunStore(path, config, together, shared), watch, stop, tensorboard, together)
 
 
 def _train(
     config: RunConfig, store: RunStore, watch: Watcher, stop: StopSignals, tensorboard: bool, together: Processes
-) -> Path:
+) -> Folder:
     if _finished(store, watch, together):  # before it is locked: nobody writes to it, and perhaps nobody can
-        return store.path
+        return store.shown
     with store.locked():
         if _finished(store, watch, together):  # another process was quicker
-            return store.path
+            return store.shown
         with events(store.path if tensorboard and together.first else None) as log:
             trainer = Trainer(config, store, stop, together)
             store.start(trainer.problem.model, trainer.problem.task.score)
@@ -313,10 +317,10 @@ def _train(
                     log(row)
         if trainer.stopped_early:
             watch.say(trainer.stopped_early)
-    watch.finished(store.path)
+    watch.finished(store.shown)
     if trainer.certified:
         watch.say(trainer.certified)
-    return store.path
+    return store.shown
 
 
 def _finished(store: RunStore, watch: Watcher, together: Processes) -> bool:
@@ -329,5 +333,5 @@ def _finished(store: RunStore, watch: Watcher, together: Processes) -> bool:
         store.check_network(
             Problem(dataclasses.replace(store.config, device="cpu", compile=False, precision="fp32")).model
         )
-    watch.skipped(store.path, result, store.score)
+    watch.skipped(store.shown, result, store.score)
     return True
