@@ -7,6 +7,7 @@ import os
 import pickle
 import pickletools
 import random
+import resource
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from sr2.export import save as save_small
 pytestmark = pytest.mark.torture
 
 PICKLES, HEADERS, CHECKPOINTS = 20_000, 5_000, 300
-MARK = "was-run"
+MARK, MEMORY = "was-run", 16 * 2**30
 OPCODES = [op.code.encode("latin1") for op in pickletools.opcodes]
 GLOBALS = [
     b"cos\nsystem\n",
@@ -47,6 +48,7 @@ def apart(work: Callable[[], None]) -> int:
     if pid == 0:
         code = 1
         try:
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))  # a file that asks for all of it is told, too
             work()
             code = 0
         except BaseException as error:
