@@ -20,6 +20,7 @@ from sr2.experiments.run.files import read_json
 from sr2.experiments.run.store import WEIGHTS, RunStore, read_run, read_weights
 from sr2.experiments.run.trained import trained
 from sr2.export import load, measure, shrink
+from tests.experiments.tools.runs import without_sums
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         weights[name][:8] = 0
     weights["6.weight"][torch.rand(weights["6.weight"].shape) < 0.9] = 0
     RunStore(path, read_run(path).config).write_weights(weights)
+    without_sums(path)
     return path
 
 

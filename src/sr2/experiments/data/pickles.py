@@ -102,7 +102,7 @@ def _check_opcodes(content: bytes) -> None:
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name in _BUFFERS:
             raise pickle.UnpicklingError(f"it asks for {opcode.name}, which no official file does")
-        if opcode.name in _MEMO and argument > len(content):  # a table of that size would be made
+        if opcode.name in _MEMO and int(argument or 0) > len(content):  # a table of that size would be made
             raise pickle.UnpicklingError(f"it asks for a table of {argument} entries")
 
 

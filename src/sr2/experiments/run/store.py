@@ -106,13 +106,14 @@ def read_run(folder: Path) -> RunRecord:
     env = read_json(folder / "env.json", {}, ENV)
     score = _score(env).name
     result = read_json(folder / "result.json", None, result_kind(score))
+    rows = read_lines(folder / METRICS, row_kind(score), modern_row)
     for name in (METRICS, "config.json", "env.json"):
         _check_sum(folder / name, result)
     return RunRecord(
         folder,
         made,
         env,
-        read_lines(folder / METRICS, row_kind(score), modern_row),
+        rows,
         result,
         read_json(folder / "prune.json", None, sweep_kind(score)),
         read_json(folder / "export.json", None, export_kind(score)),
