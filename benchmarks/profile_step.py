@@ -1,6 +1,7 @@
 """Where the time of a captured SR2 step goes, kernel by kernel, and how long epochs take. Needs a CUDA device.
 
     python benchmarks/profile_step.py cifar10-resnet34-sr2-l0-1e-3 --out profile.json
+    python benchmarks/profile_step.py cifar10-resnet34-sr2-l1-1e-4 --model resnet18 --defaults --test-every 16
 
 It trains `--epochs` epochs of the cell as `sr2 paper run --precision bf16 --compile` does, times each (the first
 compiles), then profiles some replays of the step's graph and sorts the kernels by what they are for. Last, on one batch
@@ -23,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from sr2.experiments.bench import BenchConfig, Timing, _graph, interleave
 from sr2.experiments.paper.recipes import recipe
 from sr2.experiments.run.build import checked, make_optimizer
+from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.problem import Problem
 from sr2.experiments.run.runner import CapturedRunner
 from sr2.experiments.run.view import OptimizerView
@@ -62,7 +64,7 @@ def compare_with_sgd(problem: Problem, runner: CapturedRunner) -> dict[str, dict
     sr2 = CapturedStep(optimizer, lambda: optimizer.step(lambda: problem.loss(x, y)[0]))
     bodies = {"sgd": _graph(step_sgd), "sr2": sr2, "forward": _graph(forward)}
     timings = [Timing(name) for name in bodies]
-    interleave(list(bodies.values()), timings, BenchConfig(steps=20, repeats=9), problem.device)
+    interleave(list(bodies.values()), timings, BenchConfig(steps=32, repeats=9), problem.device)
     return {
         t.name: {
             "milliseconds": 1e3 * t.median,
@@ -72,10 +74,30 @@ def compare_with_sgd(problem: Problem, runner: CapturedRunner) -> dict[str, dict
     }
 
 
+def configured(args: argparse.Namespace) -> RunConfig:
+    """The cell's run, with what was asked for."""
+    config = recipe(args.cell)
+    if args.defaults:
+        config = dataclasses.replace(config, options={})
+    every = int(args.test_every) if args.test_every.isdigit() else args.test_every
+    options = {} if every == 1 else {"test_every": every}
+    return config.having(
+        model=args.model or config.model,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        precision=args.precision,
+        compile=not args.eager,
+        penalize="weights",
+        **options,
+    )
+
+
 def main() -> None:
     """Profile one cell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cell", help="as `sr2 paper list` names it")
+    parser.add_argument("--model", help="another network than the cell's")
+    parser.add_argument("--defaults", action="store_true", help="SR2's defaults instead of the cell's constants")
+    parser.add_argument("--test-every", default="1", help="of SR2: 1, k, or auto")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--replays", type=int, default=10)
     parser.add_argument("--precision", default="bf16")
@@ -85,9 +107,7 @@ def main() -> None:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here, and its kernels are what is profiled: run it where there is one")
-    config = dataclasses.replace(
-        recipe(args.cell), device="cuda", precision=args.precision, compile=not args.eager, penalize="weights"
-    )
+    config = configured(args)
     problem = Problem(checked(config))
     runner = CapturedRunner(problem, OptimizerView(make_optimizer(config, problem.model), config.batch))
     seconds = []

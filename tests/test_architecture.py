@@ -29,6 +29,7 @@ FLOORS = [
     "optim",
     "zeros",
     "export",
+    "channels",
     "experiments",
     "cli",
 ]  # each may import those before it
@@ -38,7 +39,7 @@ DESIGNED = [
     *("sparsity", "prune_", "param_groups", "Regularizer"),
 ]
 OPTIMIZERS = [n for n, c in vars(sr2.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)]
-REGULARIZERS = [name for name in sr2.regularizers.__all__ if name not in ("Regularizer", "Heads")]
+REGULARIZERS = [name for name in sr2.regularizers.__all__ if name not in ("Regularizer", "Heads", "Channels")]
 PUBLIC = {name: getattr(sr2, name) for name in sr2.__all__}
 PARTS = {n: c for m in PUBLIC.values() if inspect.ismodule(m) for n in m.__all__ if inspect.isclass(c := getattr(m, n))}
 

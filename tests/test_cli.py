@@ -42,17 +42,17 @@ def test_every_setting_is_a_flag_with_words(capsys: pytest.CaptureFixture[str]) 
     assert "lambda, the weight of the regularizer" in said
 
 
-def test_help_has_groups_with_the_three_that_matter_first_and_real_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_groups_with_the_four_that_matter_first_and_real_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     said = helps(capsys, "train")
     first, *groups = re.split(r"^ (?:\w+ )?options +$", said, flags=re.MULTILINE)[1:]
     said = " ".join(said.split())
-    assert re.findall(r" --(\w+)", first) == ["help", "data", "model", "lam"]
+    assert re.findall(r" --(\w+)", first) == ["help", "data", "model", "lam", "density"]
     assert len(groups) == 4
     for option, default in {
         "eta2": "0.99",
         "gamma1": "5.56",
         "sigma": "auto",
-        "lr": "ProxGEN 0.001,.* ProxSGD 0.06",
+        "lr": "ProxGEN 0.001,.* ProxSGD 0.06,.* GMP 0.1",
     }.items():
         assert re.search(rf"--{option} [^(]*(\([^d][^)]*\)[^(]*)*\(default: {default}\)", said), option
 

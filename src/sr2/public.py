@@ -1,6 +1,7 @@
 """The public names of sr2."""
 
 from . import averaging, directions, metrics, regularizers, rules, schedules
+from .channels import channel_groups
 from .optim import SR2, BatchGrowth, ProxGEN, ProxSGD, certificate, param_groups
 from .recalibrate import recalibrate_
 from .regularizers import *  # noqa: F403 - every regularizer is public
@@ -13,6 +14,7 @@ __all__ = [
     "ProxSGD",
     "averaging",
     "certificate",
+    "channel_groups",
     "directions",
     "keep_zeros",
     "metrics",

@@ -31,13 +31,14 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     model.eval()
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # a plain mean, each batch the same weight
         norm.train()
     try:
         count = 0
         for batch in batches:
-            model(batch[0] if isinstance(batch, (tuple, list)) else batch)
             count += 1
+            for norm in norms:
+                norm.momentum = 1 / count  # the plain mean, each batch the same weight
+            model(batch[0] if isinstance(batch, (tuple, list)) else batch)
         if count == 0:
             raise ValueError("recalibrate_ needs at least one batch, and got none: batch norm is as it was")
     except BaseException:

@@ -12,6 +12,14 @@ import torch
 _OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
 
 
+def called_by_us() -> bool:
+    """Whether what torch is doing was asked for by this library, and not by the user."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS[1:]):
+        frame = frame.f_back
+    return frame.f_code.co_filename.startswith(_OURS[0])
+
+
 def tell(message: str) -> None:
     """Warn, as if from the nearest caller that is neither this library nor torch."""
     frame, level = sys._getframe(1), 2

@@ -127,8 +127,8 @@ def test_a_damaged_one_is_said_to_be_so() -> None:
     [
         (["--optimizer", "proxgen"], "a certificate is about steps of sr2, and the optimizer is proxgen"),
         (["--optimizer", "proxsgd"], "a certificate is about steps of sr2, and the optimizer is proxsgd"),
-        (["--momentum", "0.9"], "plain gradients: leave out momentum"),
-        (["--metric", "adam"], "plain gradients: leave out momentum"),
+        (["--momentum", "0.9"], "plain gradients: add --momentum 0 --metric none"),
+        (["--metric", "adam"], "plain gradients: add --momentum 0 --metric none"),
     ],
 )
 def test_a_mistake_is_named_before_anything_starts(

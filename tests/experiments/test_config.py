@@ -12,17 +12,21 @@ import torch
 from torch import nn
 
 import sr2
+from sr2.directions import Average
+from sr2.experiments.baselines import GMP, SGD, AdamW
 from sr2.experiments.errors import UserError
 from sr2.experiments.run.build import checked, make_optimizer, make_regularizer
 from sr2.experiments.run.config import FIRST_OPTIONS, Precision, RunConfig
+from sr2.experiments.run.options import Value
 from sr2.experiments.run.registry import GIVEN, OPTIMIZERS, REGULARIZERS, option_names
+from sr2.rules import Tolerant
 from sr2.schedules import Cooldown
 
 
 def test_every_exported_regularizer_and_optimizer_has_a_name() -> None:
     exported = [c for n in sr2.__all__ if isinstance(c := getattr(sr2, n), type)]
     assert set(REGULARIZERS.values()) == {c for c in exported if issubclass(c, sr2.Regularizer)} - {sr2.Regularizer}
-    assert set(OPTIMIZERS.values()) == {c for c in exported if issubclass(c, torch.optim.Optimizer)}
+    assert set(OPTIMIZERS.values()) == {c for c in exported if issubclass(c, torch.optim.Optimizer)} | {AdamW, SGD, GMP}
     tricky = {
         "l0_ball": sr2.L0Ball,
         "group_l2": sr2.GroupL2,
@@ -83,6 +87,67 @@ def test_a_new_setting_or_option_orphans_no_run(monkeypatch: pytest.MonkeyPatch)
     assert Tomorrow.of(compile=True).key != Tomorrow(options={"compile": True}).key  # the network's, the optimizer's
 
 
+def test_what_was_so_before_it_could_be_said_is_in_no_key() -> None:
+    assert RunConfig.of(average=False, rule="none").key == RunConfig().key
+    assert RunConfig.of(average=True).key != RunConfig().key
+    assert RunConfig.of(momentum=0.0).key != RunConfig().key  # as the first version hashed it
+    own = {"optimizer": "mine:make"}
+    assert RunConfig.of(**own, average=False).key != RunConfig.of(**own).key  # who knows what it does by itself
+
+
+def with_defaults(**defaults: object) -> type[sr2.SR2]:
+    """An SR2 of another day."""
+
+    class Another(sr2.SR2):
+        def __init__(self, params: object, regularizer: object = None, **options: object) -> None:
+            algorithm_1 = {"momentum": 0.0, "metric": None, "average": False, "eta1": 7.5e-4}
+            named = {"eta1", "eta2", "gamma1", "gamma3"} & set(options)
+            chosen = (
+                algorithm_1 if named else {n: v for n, v in defaults.items() if n != "eta1" or "rule" not in options}
+            )
+            super().__init__(params, regularizer, **(chosen | options))  # type: ignore[arg-type]
+
+    Another.__signature__ = inspect.signature(sr2.SR2)  # type: ignore[attr-defined]
+    return Another
+
+
+def half() -> Average:
+    return Average(0.5)
+
+
+FIRST = with_defaults(momentum=0.0, metric=None, average=False, eta1=7.5e-4)
+TOMORROW = with_defaults(momentum=0.9, metric="adam", average=True, rule=Tolerant())
+
+
+@pytest.mark.parametrize("day", [FIRST, TOMORROW], ids=["first", "tomorrow"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"average": False},
+        {"momentum": 0.5, "metric": "none"},
+        {"rule": "sr2.rules:Follow"},
+        {"rule": "sr2.rules:Ratio"},
+        {"eta2": 0.9},
+        {"eta1": 7.5e-4, "average": True},
+        {"direction": f"{__name__}:half", "momentum": 0.0},
+        {"sigma_min": 0.1, "cooldown": 0.2},
+    ],
+    ids=str,
+)
+def test_a_config_says_what_it_was_run_with_whatever_the_defaults_are(
+    options: dict[str, Value], day: type[sr2.SR2], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = RunConfig(options=options)
+    monkeypatch.setitem(OPTIMIZERS, "sr2", day)
+    run, made = checked(given), make_optimizer(given, nn.Linear(2, 2))
+    assert {**run.options, **given.options} == run.options  # what was said stays
+    assert checked(run) == run
+    monkeypatch.setitem(OPTIMIZERS, "sr2", FIRST)
+    assert repr(make_optimizer(run, nn.Linear(2, 2))) == repr(made)
+    assert (checked(given).key == run.key) == (repr(make_optimizer(given, nn.Linear(2, 2))) == repr(made))
+
+
 def test_the_key_tells_every_setting_apart() -> None:
     other = dict.fromkeys(FIRST_OPTIONS, 0.5) | {
         "options": {"own": 1.0},
@@ -94,6 +159,7 @@ def test_the_key_tells_every_setting_apart() -> None:
         "reg": ("p=1",),
         "penalize": "all",
         "epochs": 1,
+        "hold_out": 100,
         "batch": 1,
         "seed": 1,
         "metric": "adam",

@@ -106,7 +106,7 @@ def test_two_of_four_rehearsed_without_a_gpu(
     quick = ["--model", "mlp", "--epochs", "1", "--batch", "400", "--regularizer", "nm", "--runs", str(tmp_path)]
     assert main(["train", *quick]) == 0
     (folder,) = (path.parent for path in tmp_path.rglob("config.json"))
-    monkeypatch.setattr(export, "trained", lambda folder, device, trust: trained(folder, "cpu", trust=trust))
+    monkeypatch.setattr(export, "trained", lambda folder, device, **how: trained(folder, "cpu", **how))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

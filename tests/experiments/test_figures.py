@@ -115,6 +115,13 @@ def test_rho_stands_between_the_thresholds_of_its_runs(tmp_path: Path) -> None:
     assert sigma_panels(run)["ρ, mean of the steps, cut off at −1 and 1.5"].y.ends[0] > -1.2
 
 
+def test_another_rule_has_no_thresholds(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RunConfig.of(epochs=3, rule="sr2.rules:Tolerant"))
+    (plate,) = charts.sigma(group([run])).plates
+    assert not any("η" in key.label for key in plate.legend)
+    assert not any(s.kind == "front" for panel in plate.panels for s in panel.series)  # type: ignore[union-attr]
+
+
 def test_the_front_is_what_nothing_beats() -> None:
     points = [(0.0, 9.0), (1.0, 8.0), (0.5, 7.0), (2.0, 8.0), (3.0, 1.0), (3.0, 0.5)]
     assert charts._front(points) == [(0.0, 9.0), (2.0, 8.0), (3.0, 1.0)]

@@ -122,7 +122,7 @@ def test_stopped_at_any_step(tmp_path: Path) -> None:
 
                 def on_step(seen: int, stop: StopSignals = stop) -> None:
                     images.append(seen)
-                    stop.asked = len(images) in stops
+                    stop.told = len(images) in stops
 
                 trainer = Trainer(config, store, stop)
                 store.start()

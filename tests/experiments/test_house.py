@@ -22,6 +22,7 @@ ROOMS = [
     "listing",
     "data",
     "models",
+    "baselines",
     "run",
     "host_reads",
     "bench",

@@ -65,7 +65,7 @@ def test_a_worker_that_is_lost_too_often(asked: dict[str, Any], capsys: pytest.C
     asked["lost"] = True
     assert main([*FLAGS, "--regularizers", "none"]) == 2
     said = capsys.readouterr()
-    assert "a worker of Ray was lost (RuntimeError: The node died.): run the same command to go on" in said.out
+    assert "a worker of Ray failed (RuntimeError: The node died.): run the same command to go on" in said.out
     assert said.err == "error: 1 of 1 runs did not finish\n"
 
 

@@ -31,6 +31,8 @@ from tests.experiments.tools.runs import NET, finish, same_run
         {"metric": "andrei", "regularizer": "l0"},
         {"optimizer": "proxgen", "momentum": 0.9, "metric": "adam"},
         {"optimizer": "proxsgd", "cooldown": 0.7},
+        {"optimizer": "adamw", "average": True},
+        {"optimizer": "gmp", "density": 0.1},
     ],
 )
 def test_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
@@ -58,9 +60,14 @@ class Replayed:
         self.body()
 
 
-def test_a_captured_run_with_a_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step has its own learning rate, the first ones after a resume too."""
-    config = checked(RunConfig.of(model="mlp", optimizer="proxgen", epochs=4, batch=400, lr=0.05, cooldown=0.7))
+@pytest.mark.parametrize(
+    "settings", [{"optimizer": "proxgen", "cooldown": 0.7}, {"optimizer": "gmp"}, {"optimizer": "adamw"}], ids=str
+)
+def test_a_captured_run_with_a_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """Every step has its own learning rate and its own masks, the first ones after a resume too."""
+    config = checked(RunConfig.of(model="mlp", epochs=4, batch=400, lr=0.05, **settings))
     plain = RunStore(tmp_path / "plain", config)
     finish(config, plain)
     monkeypatch.setattr("sr2.experiments.run.runner.CapturedStep", Replayed)
@@ -178,7 +185,7 @@ def test_a_checkpoint_of_the_first_version_goes_on(tmp_path: Path) -> None:
         stores[1].start()
 
         def stop_in_the_second_epoch(examples: int) -> None:
-            stop.asked = trainer.steps == 5
+            stop.told = trainer.steps == 5
 
         with pytest.raises(StoppedError):
             list(trainer.run(stop_in_the_second_epoch))

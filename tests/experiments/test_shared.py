@@ -9,10 +9,10 @@ import pytest
 
 from sr2.cli import main
 from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.one import train
 from sr2.experiments.run.progress import Watch
 from sr2.experiments.run.shared import opened
 from sr2.experiments.run.stop import StoppedError, StopSignals
-from sr2.experiments.run.train import train
 from tests.experiments.tools.runs import same_run
 
 CONFIG = RunConfig.of(model="mlp", epochs=3, batch=400)

@@ -406,7 +406,7 @@ def test_a_learning_rate_on_the_device_is_lowered_in_place(tmp_path: Path) -> No
     trainer = Trainer(config, RunStore(tmp_path, config), StopSignals())
     (group,) = trainer.optimizer.param_groups[:1]
     group["lr"] = lr = torch.tensor(0.5)
-    trainer.view.cool(14)
+    trainer.view.before_step(14)
     assert group["lr"] is lr
     assert lr == pytest.approx(0.01)
 

@@ -1,6 +1,7 @@
 """The average of the iterates: its weights, its zeros, on every path, saved and resumed; and batch norm anew."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from sr2 import L0, L1, SR2, recalibrate_, sparsity
 from sr2.averaging import Averaging, Polynomial
+from sr2.optim.moves.base import toward
 
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(5, 16, 6, generator=DRAW), torch.randint(3, (5, 16), generator=DRAW)
@@ -21,7 +23,9 @@ def network():
 
 def run(steps=7, model=None, optimizer=None, first=0, **options):
     model = network() if model is None else model
-    optimizer = optimizer or SR2(model, **{"regularizer": L1(1e-3), "sigma": 5.0, "average": True} | options)
+    optimizer = optimizer or SR2(
+        model, **SR2.paper_defaults() | {"regularizer": L1(1e-3), "sigma": 5.0, "average": True} | options
+    )
     points = []
     for t in range(first, first + steps):
         optimizer.step(lambda t=t: F.cross_entropy(model(X[t % 5]), Y[t % 5]))
@@ -86,10 +90,61 @@ def test_it_is_saved_and_resumed_to_the_same_bits(capturable):
     state = copy.deepcopy(saved.state_dict())
     again = network()
     again.load_state_dict(half.state_dict())
-    resumed = SR2(again, L1(1e-3), sigma=1.0, average=True, capturable=capturable)
+    resumed = SR2(again, L1(1e-3), **SR2.paper_defaults() | {"sigma": 1.0, "average": True, "capturable": capturable})
     resumed.load_state_dict(state)
     run(steps=6, model=again, optimizer=resumed, first=6)
     assert all(torch.equal(x, y) for x, y in zip(inside(model, optimizer), inside(again, resumed), strict=True))
+
+
+@pytest.mark.parametrize("looking", [True, False])
+def test_of_bfloat16_parameters_it_moves_by_less_than_1_in_256(looking):
+    """Between two neighbours in bfloat16: an average in bfloat16 stays at the first for good."""
+    low, high = torch.tensor([1.0, 1.0 + 1 / 128]).bfloat16()
+    x, state = low[None].clone(), {}
+    for t in range(1, 401):
+        x.fill_(low if t == 1 else high)
+        Polynomial(0.0).update([x], {x: state}, torch.tensor(t), partial(toward, looking=looking))
+    assert state["average"].dtype == torch.float32
+    assert float(state["average"]) == pytest.approx(1 + 399 / 400 / 128, abs=1e-5)
+
+
+def test_of_bfloat16_parameters_what_is_remembered_is_float32_also_after_a_load():
+    model = network().bfloat16()
+    options = {"metric": "adam", "momentum": 0.9, "sigma": 500.0, "average": True}
+    optimizer = SR2(model, L1(1e-3), **options)
+
+    def steps(model, optimizer, first, last):
+        for t in range(first, last):
+            optimizer.step(lambda t=t: F.cross_entropy(model(X[t % 5].bfloat16()).float(), Y[t % 5]))
+
+    steps(model, optimizer, 0, 6)
+    other = copy.deepcopy(model)
+    resumed = SR2(other, L1(1e-3), **options)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one in (optimizer, resumed):
+        kinds = {name: {s[name].dtype for s in one.state.values()} for name in ("average", "square", "momentum")}
+        assert kinds == {"average": {torch.float32}, "square": {torch.float32}, "momentum": {torch.bfloat16}}
+    average = optimizer.state[model[0].weight]["average"]
+    assert not torch.equal(average.bfloat16().float(), average)
+    steps(model, optimizer, 6, 12)
+    steps(other, resumed, 6, 12)
+    assert all(torch.equal(x, y) for x, y in zip(inside(model, optimizer), inside(other, resumed), strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("metric", ["adam", "rmsprop", "adagrad"])
+def test_the_second_moment_of_bfloat16_gradients_does_not_freeze(metric):
+    from sr2.optim.parts.metrics import as_metric
+
+    states = [[{}], [{}]]
+    g = torch.full((3,), 1e-3)
+    for t in range(1500):
+        for dtype, state in zip((torch.bfloat16, torch.float32), states, strict=True):
+            now = (g if t else 10 * g).to(dtype)
+            (d,), (state[0],) = as_metric(metric).update([now], [now], state)
+            if dtype == torch.bfloat16:
+                found = d
+    torch.testing.assert_close(found, d, rtol=1e-2, atol=0)
 
 
 def test_an_average_of_ones_own():
@@ -104,7 +159,7 @@ def test_an_average_of_ones_own():
 
 def test_wrong_calls():
     with pytest.raises(ValueError, match=r"there is no average: make the optimizer with SR2\(..., average=True\)"):
-        SR2(network()).averaged()
+        SR2(network(), average=False).averaged()
     with pytest.raises(TypeError, match=r"average must be True, False or an object of sr2.averaging, and is 8"):
         SR2(network(), average=8)
 
@@ -130,7 +185,7 @@ def test_batch_norm_anew():
 def test_what_joins_late_does_not_start_at_zero():
     """A state saved without an average, and a parameter that was frozen until now."""
     model, plain, _ = run(steps=20, average=False)
-    resumed = SR2(model, L1(1e-3), sigma=5.0, average=True)
+    resumed = SR2(model, L1(1e-3), **SR2.paper_defaults() | {"sigma": 5.0, "average": True})
     resumed.load_state_dict(plain.state_dict())
     run(steps=1, model=model, optimizer=resumed)
     for average, p in zip(inside(model, resumed), model.parameters(), strict=True):

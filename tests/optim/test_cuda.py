@@ -13,6 +13,7 @@ from sr2.optim import CapturedStep
 from sr2.optim.moves.choose import choose
 from sr2.optim.moves.fused import FusedMove
 from sr2.optim.state import Outcome
+from sr2.rules import Ratio, Tolerant
 from tests.optimizers import BASELINES, named
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -252,3 +253,41 @@ def test_a_plain_capture_with_dropout_is_rejected_with_words():
     torch.cuda.synchronize()
     with pytest.raises(RuntimeError, match="CapturedStep"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         body()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("test_every", [4, "auto"])
+@pytest.mark.parametrize("rule", [Tolerant(), Ratio(eta2=0.6, gamma3=0.9)], ids=str)
+def test_captured_is_eager_where_not_every_step_is_tested(test_every, rule, dropout):
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+    def make(m, c):
+        options = {"momentum": 0.9, "metric": None, "average": True, "sigma": 3.0, "capturable": c}
+        return SR2(m, L1(1e-4), rule=rule, test_every=test_every, **options)
+
+    _, opt_e, losses_e, _ = train(False, optimizer=make, dropout=dropout)
+    _, opt_c, losses_c, _ = train(True, optimizer=make, dropout=dropout)
+    assert opt_c.counts["untested"] > 30
+    assert opt_e.counts == opt_c.counts
+    assert opt_e._search.pace.every == opt_c._search.pace.every
+    assert opt_e.sigma == pytest.approx(opt_c.sigma)
+    for i, (e, c) in enumerate(zip(losses_e, losses_c, strict=True)):
+        if i != 3:
+            assert math.isclose(float(e), float(c), rel_tol=1e-3, abs_tol=1e-4), i
+
+
+def test_a_bad_batch_between_tests_goes_back_under_replay():
+    model, (x, y) = network(dropout=0.0), data()
+    optimizer = SR2(model, L1(1e-4), momentum=0.9, metric="adam", rule=Tolerant(), test_every=4, capturable=True)
+    static_x, static_y = x[0].clone(), y[0].clone()
+    step = CapturedStep(optimizer, lambda: optimizer.step(lambda: F.cross_entropy(model(static_x), static_y)), warmup=1)
+    for t in range(1, 40):
+        spoilt = 1e6 if t == 21 else math.nan if t == 30 else 1.0
+        static_x.copy_(x[t % 16] * spoilt)
+        static_y.copy_(y[t % 16])
+        step()
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert all(bool(b.isfinite().all()) for b in model.buffers())
+    assert optimizer.counts["rejected"] + optimizer.counts["broken"] >= 1
+    assert sum(optimizer.counts.values()) == 40

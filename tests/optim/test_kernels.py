@@ -15,9 +15,13 @@ from sr2 import L0, L1, SR2, ElasticNet, numerics
 from sr2.metrics import Adam
 from sr2.optim.moves import fused
 from sr2.optim.moves.choose import choose
-from sr2.optim.moves.fused import FusedMove, FusedRatio
+from sr2.optim.moves.fused import FusedJudge, FusedMove
 from sr2.optim.parts.rules import Evidence, Ratio, Rounding
-from sr2.optim.state import Counts, Outcome, SearchState
+from sr2.optim.parts.testing import LARGEST
+from sr2.optim.records import Counts
+from sr2.optim.state import Outcome, SearchState
+from sr2.optim.trust import on_trust
+from sr2.rules import Tolerant
 from tests.tools import LargeTensors
 
 pytest.importorskip("triton")
@@ -111,8 +115,10 @@ def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturab
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
 @pytest.mark.parametrize("coarse", [0.0, 0.3])
-def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(coarse):
-    rule, sigma_min, generator = Ratio(7.5e-4, 0.99, 5.56, 7.0, 0.8), 1.0, torch.Generator().manual_seed(0)
+@pytest.mark.parametrize("rule", [Ratio(7.5e-4, 0.99, 5.56, 7.0, 0.8), Tolerant(0.5), Tolerant()], ids=str)
+@pytest.mark.parametrize("trusting", [False, True])
+def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse, trusting):
+    sigma_min, generator = 1.0, torch.Generator().manual_seed(0)
     seen = set()
 
     def number(scale=1.0, dtype=F64):
@@ -128,20 +134,32 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(coarse):
             vs, dR, ss, f_trial, f = 0 * vs, 0 * dR, 0 * ss, loss, loss
         if case % 8 == 6:
             loss = f = torch.tensor(math.nan)
-        mine, other = SearchState.start(sigma, {}, None), SearchState.start(sigma, {}, None)
+        if case % 8 == 7:  # a step as long as rounding: Tolerant leaves sigma
+            vs, dR, f_trial, f = -number(1e-6), 0 * dR, loss, loss
+        tested = not trusting or case % 5 > 1
+        if not tested:
+            f = f_trial = loss
+        largest = {LARGEST: float(number(0.2))} if trusting else {}
+        mine, other = SearchState.start(sigma, largest, None), SearchState.start(sigma, largest, None)
         for a, b in zip(mine.moments, other.moments, strict=True):
             a.copy_(b.copy_(number()))
         rounding = Rounding(1e-7, coarse)
-        kernel = FusedRatio(rule.constants, sigma_min, rounding, torch.device("cpu"))
-        fused_outcome = kernel.judge([loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), mine)
+        kernel = FusedJudge(rule, sigma_min, rounding, torch.device("cpu"))
+        fused_outcome = kernel.judge([loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), mine, tested=tested)
         slack = rounding.slack(f.double(), f_trial.double())
         evidence = Evidence(
             loss.double(), f.double(), f_trial.double(), vs, dR, ss, sigma * ss, slack, torch.tensor(True)
         )
-        expected = Outcome.of(rule.judge(evidence, other), evidence, loss.isfinite() & f.isfinite(), other, sigma_min)
+        sound = loss.isfinite() & f.isfinite()
+        if tested:
+            expected = Outcome.of(rule.judge(evidence, other), evidence, sound, other, sigma_min, rule.forgets)
+        else:
+            expected = on_trust(evidence, None, rule, other, sigma_min, capturable=True)
         other.record(expected)
-        for name in ("accepted", "null", "sound", "sigma"):
+        assert fused_outcome.tested == tested
+        for name in ("accepted", "null", "sound", "learns", "sigma"):
             assert getattr(fused_outcome, name) == getattr(expected, name), name
+        assert mine.memory == other.memory
         for name in ("sigma", "counts", "moments", "figures"):
             one, two = (
                 torch.atleast_1d(torch.stack(v) if isinstance(v, tuple) else v)
@@ -151,7 +169,7 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(coarse):
         counts = mine.counts._asdict()
         assert sum(counts.values()) == 1
         seen |= {name for name, count in counts.items() if count}
-    assert seen == set(Counts._fields)
+    assert seen == set(Counts._fields) - (set() if trusting else {"untested"})
 
 
 @pytest.mark.parametrize(
@@ -164,17 +182,20 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(coarse):
     ],
     ids=str,
 )
-def test_training_on_the_kernels_is_training(regularizer, metric, momentum, autocast, monkeypatch):
+@pytest.mark.parametrize("rule", [Ratio(eta2=0.6, gamma3=0.8), Tolerant(rise=0.1, eta2=0.6)], ids=str)
+def test_training_on_the_kernels_is_training(rule, regularizer, metric, momentum, autocast, monkeypatch):
     def train(capturable):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
         options = {"momentum": momentum, "metric": metric, "autocast": autocast, "capturable": capturable}
-        optimizer = SR2(model, regularizer, sigma=30.0 if metric else 0.3, eta2=0.6, **options)
+        optimizer = SR2(model, regularizer, sigma=30.0 if metric else 0.3, rule=rule, average=True, **options)
         x, y, rows = torch.randn(12, 16, 6), torch.randint(3, (12, 16)), []
         for a, b in zip(x, y, strict=True):
             optimizer.step(lambda a=a, b=b: F.cross_entropy(model(a), b))
             rows.append(optimizer.last_step)
-        return rows, list(model.parameters())
+        with optimizer.averaged():
+            averages = [p.detach().clone() for p in model.parameters()]
+        return rows, [*model.parameters(), *averages]
 
     rows, xs = train(False)
     monkeypatch.setattr(FusedMove, "fits", staticmethod(lambda proposals: True))
@@ -185,6 +206,29 @@ def test_training_on_the_kernels_is_training(regularizer, metric, momentum, auto
         assert row.sigma == pytest.approx(other.sigma)
     for x, z in zip(xs, zs, strict=True):
         torch.testing.assert_close(x, z, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.009, 0.7, 1.0])
+@torch.no_grad()
+def test_the_kernels_of_average_and_return_are_lerp_and_choice(weight):
+    quick = proposals(L1(1e-2), 1.0)
+    move = FusedMove(capturable=True)
+    move.use(quick)
+    move.to_trial()
+    xs = [x for p in quick for x in p.xs]
+    others = [torch.randn_like(x) for x in xs]
+    assert move._knows(xs, others)
+    assert not move._knows(xs[1:], others[1:])
+    for tensors in (slice(None), slice(1, None)):  # by the kernel, and without it
+        averages = [t.clone(memory_format=torch.preserve_format) for t in others[tensors]]
+        move.toward(averages, xs[tensors], torch.tensor(weight, dtype=F64))
+        for a, t, x in zip(averages, others[tensors], xs[tensors], strict=True):
+            torch.testing.assert_close(a, torch.lerp(t, x, weight), rtol=1e-6, atol=1e-7)
+        before = [x.clone() for x in xs]
+        move.take_if(torch.tensor(False), xs[tensors], others[tensors])
+        assert all(torch.equal(x, y) for x, y in zip(xs, before, strict=True))
+        move.take_if(torch.tensor(True), xs[tensors], others[tensors])
+        assert all(torch.equal(x, t) for x, t in zip(xs[tensors], others[tensors], strict=True))
 
 
 @torch.no_grad()

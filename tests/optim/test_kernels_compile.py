@@ -20,8 +20,9 @@ from sr2.regularizers import selection, selection_kernels
 KINDS = {"sizes": "*i64", "pointers": "*i64", "chunk_start": "*i64", "chunk_tensor": "*i32", "m_newest": "fp32"}
 KINDS |= {"q_newest": "fp32", "eps": "fp32"}
 KINDS |= {"tensors": "i32", "chunks": "i32", "flag": "*i1"}
-KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound")}
-KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "broken")}
+KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound", "learns")}
+KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "broken", "untested")}
+KINDS |= {"HOLDS": "i32", "TESTED": "i32"}
 SIZES = {"CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
 
 
@@ -36,6 +37,8 @@ def compiles(kernel, losses="*fp64", **constants):
 assert compiles(fused_kernels.decide, losses="*fp32")
 assert compiles(fused_kernels.decide, losses="*fp64")
 assert compiles(fused_kernels.copy_if, WANTED=0, TARGET=0, SOURCE=2, **SIZES)
+assert compiles(fused_kernels.copy_if, WANTED=1, TARGET=0, SOURCE=1, **SIZES)
+assert compiles(fused_kernels.toward, **SIZES)
 for momentum in (False, True):
     for metric in (False, True):
         assert compiles(fused_kernels.move, MOMENTUM=momentum, METRIC=metric, **SIZES)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.one import train
 from sr2.experiments.run.progress import Watch
 from sr2.experiments.run.stop import StopSignals
-from sr2.experiments.run.train import train
 from tests.experiments.tools.runs import same_run
 
 pytestmark = pytest.mark.torture

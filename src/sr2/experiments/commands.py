@@ -6,6 +6,7 @@ A new command is a function here that calls into its room, and a line in `_APP`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,15 +19,16 @@ from tyro.extras import SubcommandApp
 from .bench import BenchConfig
 from .errors import UserError
 from .flags import Flags, training_flags
+from .reporting import report_grid, show
 from .run.compare import Grid, compare
-from .run.config import RunConfig
+from .run.config import Precision, RunConfig
 from .run.on_ray import Place
+from .run.one import train
 from .run.progress import Watch
 from .run.registry import has_lambda
-from .run.shared import Folder, join, read_here, written_here
+from .run.shared import join, read_here
 from .run.stop import StopSignals
-from .run.store import RunRecord, find_runs
-from .run.train import train
+from .run.store import RunRecord, Which, find_runs
 
 DESCRIPTION = "Train sparse networks under nonsmooth regularizers, without a learning rate to tune."
 RUNS = Path("runs")
@@ -72,9 +74,7 @@ def train_grid(arguments: Sequence[str]) -> Callable[..., int]:
         with StopSignals() as stop:
             done, failed = compare(flags.config(values), files["runs"], stop, files["tensorboard"], place)
         if done:
-            with read_here(files["runs"]) as here:
-                keys = [str(folder).rpartition("/")[2] for folder in done]
-                _report(find_runs([here / key for key in keys]), join(files["runs"], "report"))
+            report_grid(files["runs"], done)
         if failed:
             print(f"error: {len(failed)} of {len(done) + len(failed)} runs did not finish", file=sys.stderr)
         return 2 if failed else 0
@@ -113,6 +113,55 @@ def paper_run(arguments: Sequence[str]) -> Callable[..., None]:
     return _with(flags, paper_run, cell=Name)
 
 
+def paper_queue(
+    *,
+    data: str = "cifar10",
+    rows: tuple[Literal["paper", "defaults", "rates"], ...] = ("paper", "defaults", "rates"),
+    epochs: int = 300,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    compile: bool = False,  # noqa: A002 - the flag's name
+    minutes: float | None = None,
+    jobs: int = 1,
+    runs: Path = RUNS,
+    done: tuple[Path, ...] = (),
+    show: bool = False,
+) -> int:
+    """Train all cells of a data set, one after another; what is finished is skipped, what was interrupted goes on.
+
+    Args:
+        data: cifar10 or cifar100.
+        rows: paper: as the paper says; defaults: SR2 as the library has it; rates: baselines with other learning rates.
+        epochs: Of every run; the paper has 300.
+        device: cpu, cuda, cuda:0, or auto.
+        precision: Arithmetic of the networks.
+        compile: Compile the networks with torch.compile, once per network.
+        minutes: Stop after so many, with checkpoints written; the same command goes on.
+        jobs: Processes that share the queue; on one GPU, start `nvidia-cuda-mps-control -d` first.
+        runs: The folder of runs.
+        done: More folders of runs, such as results: what is finished there is not run again.
+        show: Only say what is left.
+    """
+    from .paper.queue import Queue, plan, share
+
+    shared = RunConfig(epochs=epochs, device=device, precision=precision, compile=compile)
+    queue = Queue(plan(data, rows, shared), runs, done)
+    if show:
+        print("\n".join([*(f"{run.key}  {run.label}" for run in queue.left()), queue.state()]))
+        return 0
+    with StopSignals(minutes) as stop:
+        if jobs == 1:
+            queue.work(stop, Watch(len(queue.left())))
+            return 0
+        flags: dict[str, Any] = {"data": [data], "rows": rows, "epochs": [epochs], "device": [device], "runs": [runs]}
+        flags |= {"precision": [precision], "compile": [] if compile else None, "done": done or None}
+        flags["minutes"] = None if minutes is None else [minutes]
+        words = [[f"--{name}", *map(str, values)] for name, values in flags.items() if values is not None]
+        code = share(jobs, ["paper", "queue", *itertools.chain.from_iterable(words)], stop)
+    print(queue.state())
+    return code
+
+
 def _with(flags: Flags, command: Callable[..., Any], **others: Any) -> Callable[..., Any]:
     """The command with the types that its flags have; they are made while the program runs."""
     command.__annotations__ = {"values": Annotated[flags.kind, arg(name="")], **others}
@@ -127,35 +176,38 @@ def _train(config: RunConfig, runs: str, tensorboard: bool) -> None:
 # ---- finished runs
 
 
-def prune(folders: Folders, *, device: str | None = None, trust: bool = False) -> int:
+def prune(folders: Folders, *, device: str | None = None, weights: Which | None = None, trust: bool = False) -> int:
     """Set |w| <= 10^-k to zero for k = 1..8, without retraining, and measure: prune.json of each finished run.
 
     Args:
         folders: Run folders, or folders of them.
         device: Where to evaluate, if not where the run was trained.
+        weights: The average of the iterates or the last one; unless given, the average where there is one.
         trust: Import the module:callable that a run names for its network or its data.
     """
     from .run.prune import prune_runs
 
-    return prune_runs(_find(folders), device, trust=trust)
+    return prune_runs(_find(folders), device, trust=trust, weights=weights)
 
 
-def shrink(folders: Folders, *, trust: bool = False) -> int:
+def shrink(folders: Folders, *, weights: Which | None = None, trust: bool = False) -> int:
     """Remove the channels that nothing depends on, exactly: shrunk.safetensors and its figures of each finished run.
 
     Args:
         folders: Run folders, or folders of them.
+        weights: The average of the iterates or the last one; unless given, the average where there is one.
         trust: Import the module:callable that a run names for its network or its data.
     """
     from .run.export import export_runs
 
-    return export_runs(_find(folders), "shrunk", trust=trust)
+    return export_runs(_find(folders), "shrunk", trust=trust, weights=weights)
 
 
 def export(
     folders: Folders,
     *,
     format: Literal["safetensors", "onnx", "2:4"] = "safetensors",  # noqa: A002 - the flag's name
+    weights: Which | None = None,
     trust: bool = False,
 ) -> int:
     """Write each finished run's network for use: small, for onnxruntime, or for sparse tensor cores; and measure it.
@@ -163,11 +215,12 @@ def export(
     Args:
         folders: Run folders, or folders of them.
         format: safetensors: lossless, zeros packed. onnx: shrunk, batch norm folded. 2:4: bfloat16, on an NVIDIA GPU.
+        weights: The average of the iterates or the last one; unless given, the average where there is one.
         trust: Import the module:callable that a run names for its network or its data.
     """
     from .run.export import export_runs
 
-    return export_runs(_find(folders), format, trust=trust)
+    return export_runs(_find(folders), format, trust=trust, weights=weights)
 
 
 def report(folders: Positional[tuple[str, ...]], *, out: str | None = None) -> None:
@@ -179,19 +232,7 @@ def report(folders: Positional[tuple[str, ...]], *, out: str | None = None) -> N
     """
     with contextlib.ExitStack() as copies:
         records = _find([copies.enter_context(read_here(folder)) for folder in folders])
-        _report(records, out or join(folders[0], "report"))
-
-
-def _report(records: list[RunRecord], out: Folder) -> None:
-    from .paper.summary import reference
-    from .report.formats import print_tables
-    from .report.page import write_report
-    from .report.tables import build
-
-    print_tables(build(records, reference()))
-    with written_here(out) as folder:
-        page = write_report(records, folder, reference=reference())
-    print(f"the report is {join(out, page.name)}")
+        show(records, out or join(folders[0], "report"))
 
 
 def _find(folders: Sequence[Path]) -> list[RunRecord]:
@@ -302,7 +343,7 @@ _APP: dict[str, Any] = {
     "report": report,
     "bench": bench,
     "data": {"list": data_list, "fetch": data_fetch, "check": data_check},
-    "paper": {"list": paper_list, "run": paper_run, "report": paper_report},
+    "paper": {"list": paper_list, "run": paper_run, "queue": paper_queue, "report": paper_report},
 }
 """All commands by the names that users type."""
 COMMANDS = (*_APP, *(f"{name} {sub}" for name, subs in _APP.items() if isinstance(subs, dict) for sub in subs))

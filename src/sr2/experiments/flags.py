@@ -11,8 +11,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from tyro.conf import arg
 
 from .. import directions, rules, schedules
+from .errors import UserError
 from .run import registry
-from .run.config import Settings
+from .run.config import RunConfig, Settings
 from .run.options import described, parameters, parse, parse_pairs
 
 Config = TypeVar("Config", bound=Settings)
@@ -41,9 +42,11 @@ class Flags:
         """The configuration that parsed values ask for."""
         flat = _flat(values)
         settings = {f.name: flat[f.name] for f in dataclasses.fields(self.start) if f.name in flat}
-        given = {name: parse(text) for name in options() if (text := flat.get(name)) is not None}
+        given = {name: parse(text) for name in [*options(), "density"] if (text := flat.get(name)) is not None}
         elsewhere = {name: f"it is given by --{name.replace('_', '-')} too" for name in given}
         given |= parse_pairs("--opt", "an option", flat["opt"], elsewhere)
+        if isinstance(self.start, RunConfig) and not registry.has_option(settings["optimizer"], "density"):
+            settings |= _budget(given.pop("density", None), settings, self.start.regularizer)
         return dataclasses.replace(self.start, **settings).having(options=given)
 
     def files(self, values: Any) -> dict[str, Any]:
@@ -60,7 +63,11 @@ def training_flags(start: Settings, runs: Path) -> Flags:
             about = arg(prefix_name=False, help=item.metadata["help"])
             default = dataclasses.field(default=getattr(start, item.name))
             sections[item.metadata["section"]].append((item.name, Annotated[kinds[item.name], about], default))
-    sections["optimizer"] += [_option_flag(name, start) for name in options()]
+    if isinstance(start, RunConfig):
+        words = "Instead of a lambda: the share of the penalized weights that is left at the end, by L0Ball or by GMP."
+        sections[""].append(_flag("density", str | None, None, words, metavar="FLOAT"))
+    known = {name for members in sections.values() for name, *_ in members}
+    sections["optimizer"] += [_option_flag(name, start) for name in options() if name not in known]
     more = "Any option as key=value, also of your own optimizer: --opt eta2=0.9 rule=mine:make."
     sections["optimizer"].append(_flag("opt", tuple[str, ...], (), more))
     sections["files"] += [
@@ -69,18 +76,30 @@ def training_flags(start: Settings, runs: Path) -> Flags:
         ),
         _flag("tensorboard", bool, False, "Also write TensorBoard's event files into the run's folder."),
     ]
-    fields = sorted(sections.pop(""), key=lambda field: field[0] not in ("data", "model", "lam"))
+    fields = sorted(sections.pop(""), key=lambda field: field[0] not in ("data", "model", "lam", "density"))
     for name, members in sections.items():
         kind = dataclasses.make_dataclass(name, members, frozen=True)
         fields.append((name, Annotated[kind, arg(help=_SECTIONS[name])], dataclasses.field(default=kind())))
     return Flags(dataclasses.make_dataclass("Flags", fields, frozen=True), start)
 
 
+def _budget(density: Any, settings: Mapping[str, Any], default: str) -> dict[str, Any]:
+    """The regularizer that --density stands for."""
+    if density is None:
+        return {}
+    if (named := settings["regularizer"]) not in ("l0_ball", default):
+        raise UserError(f"--density is the budget of l0_ball: leave out --regularizer {named}, or --density")
+    return {"regularizer": "l0_ball", "reg": (*settings["reg"], f"density={density}")}
+
+
 def options() -> list[str]:
-    """The options of the built-in optimizers that have a flag of their own; those named as a setting have none."""
+    """The options of the built-in optimizers that have a flag of their own.
+
+    Those named as a setting have none, nor has the density of gmp, which is a budget, as that of `l0_ball` is.
+    """
     settings = {item.name for item in dataclasses.fields(Settings)}
     found = dict.fromkeys(n for optimizer in registry.OPTIMIZERS for n in registry.option_names(optimizer))
-    return [name for name in found if name not in settings]
+    return [name for name in found if name not in {*settings, "density"}]
 
 
 def _option_flag(name: str, start: Settings) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .index_map import IndexMap
+from .measure import Example, inputs_of
 from .operations import LAYERS
 from .rebuild import refresh, set_tensor
 from .rules import Layer, Rules
@@ -34,6 +36,47 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, LAYERS)
 
 
+def followed(model: nn.Module, example: tuple[Tensor, ...]) -> Rules:
+    """What every operation of the network means for its channels; arguments as for `plan`."""
+    graph, traced = trace(model, is_layer, example)
+    rules = Rules(traced, calls(graph))
+    with torch.no_grad():
+        for item in leaves(run(graph, traced, example, rules)):
+            if isinstance(item, Value):
+                rules.atoms.fix(item.atoms)
+    _fix_sizes(graph, rules)
+    return rules
+
+
+def numbered(model: nn.Module, example: Example) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+    """For each parameter the channel of each slice along dimension 0, -1 for none; and how many each layer has.
+
+    Channels that go together have one number. They are numbered layer by layer, as the network computes them.
+
+    >>> model = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 3))
+    >>> numbered(model, torch.zeros(1, 4))
+    ({'0.weight': (0, 1), '0.bias': (0, 1)}, (2,))
+    """
+    if is_layer(model):
+        return {}, ()
+    inputs = (item.cpu() for item in inputs_of(example))
+    exact = tuple(item.double() if item.is_floating_point() else item for item in inputs)
+    rules = followed(copy.deepcopy(model).eval().cpu().double(), exact)
+    parameters = dict(model.named_parameters())
+    cuts = [cut for cut in rules.cuts if cut.tensor in parameters]
+    for cut in cuts:
+        if isinstance(model.get_submodule(cut.tensor.rpartition(".")[0]), nn.Embedding):  # its channels are columns
+            rules.atoms.fix(cut.atoms)
+    number, numbers, sizes = {FIXED: -1}, {}, []
+    for cut in cuts:
+        if cut.axis == 0:  # the others are weights that read a channel
+            before = len(number)
+            classes = rules.atoms.classes(cut.atoms).tolist()
+            numbers[cut.tensor] = tuple(number.setdefault(c, len(number) - 1) for c in classes)
+            sizes.append(len(number) - before)
+    return {name: slices for name, slices in numbers.items() if max(slices) >= 0}, tuple(n for n in sizes if n)
+
+
 def plan(model: nn.Module, example: tuple[Tensor, ...]) -> Plan:
     """Liveness from the output backwards: the least set of channels that the output depends on, so a fixed point.
 
@@ -43,13 +86,7 @@ def plan(model: nn.Module, example: tuple[Tensor, ...]) -> Plan:
     """
     if is_layer(model):  # its channels are its input and its output
         return Plan()
-    graph, traced = trace(model, is_layer, example)
-    rules = Rules(traced, calls(graph))
-    with torch.no_grad():
-        for item in leaves(run(graph, traced, example, rules)):
-            if isinstance(item, Value):
-                rules.atoms.fix(item.atoms)
-    _fix_sizes(graph, rules)
+    rules = followed(model, example)
     needed = _needed(rules)
 
     def stays(atoms: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from .capture import CapturedStep
 from .groups import param_groups
 from .proxgen import ProxGEN
 from .proxsgd import ProxSGD
+from .records import Figures, StepInfo
 from .sr2 import SR2
-from .state import Figures, StepInfo
 from .theory.batch_growth import BatchGrowth
 from .theory.certificate import Certificate, certificate
 

@@ -2,20 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ..regularizers.base import check_number
 from .parts.directions import Direction
+from .parts.rules import Ratio, Rule
 from .parts.schedules import Schedule
+from .parts.steering import Tolerant
+from .parts.testing import Testing
 from .theory.batch_growth import BatchGrowth
 
 NO_CLOSURE = (
     "SR2.step needs a closure, since it evaluates the loss twice: optimizer.step(lambda: loss_fn(model(x), y)); "
     "torch's GradScaler cannot pass one, so use bfloat16 autocast, which needs no scaler"
 )
+SHOWN = (
+    *("schedule", "reach", "direction", "metric", "averaging", "testing"),
+    *("autocast", "epsilon", "batch_growth", "capturable"),
+)
+"""The options that `repr` shows where they are set."""
+
+
+class Unsaid(NamedTuple):
+    """What stands for "auto" in the options of SR2 that belong together."""
+
+    metric: Any
+    momentum: Any
+    average: Any
+    rule: Any
+
+
+TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant())
+"""The library's defaults: docs/defaults.md says why, and where they lose."""
+ALGORITHM_1 = Unsaid(metric=None, momentum=0.0, average=False, rule=Ratio())
+"""Those of whoever names a constant of Algorithm 1, its rule, or what only its theory can say."""
+
+
+def unsaid(constants: Mapping[str, object], rule: Rule | None, *of_theory: object) -> Unsaid:
+    """The defaults for these arguments.
+
+    >>> unsaid({"eta2": None}, None).metric, unsaid({"eta2": 0.9}, None).metric
+    ('adam', None)
+    """
+    named = {name: value for name, value in constants.items() if value is not None}
+    if rule is not None:
+        if named:
+            raise ValueError(f"SR2: rule={rule!r} says it already: leave out {', '.join(named)}")
+        if not isinstance(rule, Rule):
+            raise TypeError(f"SR2: rule must be an object of sr2.rules, and is {rule!r}")
+    if named or isinstance(rule, Ratio) or any(option is not None for option in of_theory):
+        return ALGORITHM_1._replace(rule=rule or Ratio(**named))  # type: ignore[arg-type]
+    return TUNED._replace(rule=rule or TUNED.rule)
+
+
+def said(value: Any, default: Any) -> Any:
+    """What was given, or the default where that is "auto"."""
+    return default if isinstance(value, str) and value == "auto" else value
 
 
 class Options(Protocol):
@@ -26,6 +72,7 @@ class Options(Protocol):
     batch_growth: BatchGrowth | None
     schedule: Schedule | None
     direction: Direction | None
+    testing: Testing | None
 
 
 def part(kind: type, given: Any, default: Any, shorthand: str, *, used: bool) -> Any:
@@ -61,6 +108,11 @@ def check_options(options: Options, capturable: bool) -> None:
         raise ValueError(
             f"SR2: steps that a cooldown shortens say nothing of stationarity: leave out {options.schedule} or "
             f"epsilon={epsilon!r}"
+        )
+    if options.testing is not None and (epsilon is not None or growth is not None):
+        raise ValueError(
+            f"SR2: epsilon and batch_growth rest on theorems that need every step tested, and {options.testing!r} does "
+            "not: leave out test_every, or them"
         )
     if growth is not None and not isinstance(growth, BatchGrowth):
         raise TypeError(f"SR2: batch_growth must be a BatchGrowth, as BatchGrowth(kappa=10.0), and is {growth!r}")

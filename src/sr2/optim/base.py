@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..regularizers.base import Regularizer, check_compatible, check_regularizer
+from ..regularizers.base import Regularizer, check_regularizer
 from ..telling import tell
 from .groups import ParamGroups, module_groups
 from .moves.base import Moves, Proposal
@@ -17,6 +17,8 @@ from .moves.choose import choose
 from .parts.metrics import Metric, as_metric
 from .processes import check_whole, parallel
 
+WIDE = ("average", "square", "curvature")
+"""What is remembered in float32 of a bfloat16 parameter: slow means, of which small changes would be rounded away."""
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
 
@@ -77,6 +79,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         options = {"foreach": self.foreach, "compile": self.compile, "capturable": self.capturable}
         self._moves = Moves(partial(choose, **options))  # type: ignore[arg-type]
         self._bound: list[tuple[int, list[bool]]] | None = None
+        self._in_force: list[Regularizer | None] = []
 
     # ---- groups
 
@@ -121,16 +124,16 @@ class ProximalOptimizer(torch.optim.Optimizer):
         return {**param_group, "params": [(known.get(p, f"{prefix}.{i}"), p) for i, p in enumerate(params)]}
 
     def _check_fits(self, regularizer: Regularizer | None) -> None:
-        if self.metric is not None:
-            instead = "use metric=None, or a regularizer of entries or groups such as L1, L0Ball, GroupL2"
-            check_compatible(f"the metric {self.metric!r}", regularizer, diagonal=instead)
+        """Raise where this optimizer cannot have that regularizer."""
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
-    def _penalized(self) -> list[tuple[Regularizer | None, list[Tensor]]]:
-        """Each group's regularizer and the tensors that are trained."""
-        return [(g["regularizer"], [p for p in g["params"] if p.requires_grad]) for g in self.param_groups]
+    def _penalized(self, *, in_force: bool = False) -> list[tuple[Regularizer | None, list[Tensor]]]:
+        """Each group's regularizer, its own or the one in force, and the tensors that are trained."""
+        mine = self._in_force if in_force else [g["regularizer"] for g in self.param_groups]
+        trained = ([p for p in g["params"] if p.requires_grad] for g in self.param_groups)
+        return list(zip(mine, trained, strict=True))
 
     def _all_parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -146,7 +149,12 @@ class ProximalOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["regularizer"] is not None:
                 group["regularizer"] = group["regularizer"].start([p for p in group["params"] if p.requires_grad])
+        self._in_force = [self._strengthened(group["regularizer"]) for group in self.param_groups]
         self._bound = self._trained()
+
+    def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
+        """The R that steps are taken under: on its way to the group's own, while that is reached."""
+        return regularizer
 
     def _trained(self) -> list[tuple[int, list[bool]]]:
         """Of each group its regularizer, and which of its tensors are trained."""
@@ -204,9 +212,18 @@ class ProximalOptimizer(torch.optim.Optimizer):
             remembered.load_state_dict(self.state.pop(name))  # type: ignore[call-overload]  # torch keeps what is no parameter's as it is
         for group, regularizer in zip(self.param_groups, mine, strict=True):
             group["regularizer"] = regularizer
+        self._keep_wide(state_dict)
         for p in self._all_parameters():  # a state that is written in place must be nobody else's
             self.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.state[p].items()}
         self._place()
+
+    def _keep_wide(self, state_dict: dict[str, Any]) -> None:
+        """torch casts a state to the dtype of its parameter: what is float32 beside a bfloat16 one is taken again."""
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number, p in zip(numbers, self._all_parameters(), strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if p.dtype == torch.bfloat16 and name in WIDE:
+                    self.state[p][name] = value.to(p.device, torch.float32)
 
     def _check_state(self, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
         """Whether it is one of this class."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 from torch import Tensor
 
 from .moves.base import Move, gradients_are_finite, starts_outside
@@ -10,6 +14,20 @@ from .parts.rules import Evidence
 
 class LeftDomainError(Exception):
     """x is no longer where R is finite: the user, or another R, has moved it."""
+
+
+def again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
+
+    @wraps(step)
+    def begun_anew(self: Any, *arguments: Any, **options: Any) -> Tensor:
+        try:
+            return step(self, *arguments, **options)
+        except LeftDomainError:
+            self._search.entered = False
+            return step(self, *arguments, **options)
+
+    return begun_anew
 
 
 def sound_at_x(evidence: Evidence, move: Move, *, capturable: bool) -> Tensor:

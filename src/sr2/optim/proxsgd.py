@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers.base import Regularizer, Step, check_compatible, check_number
+from ..regularizers.base import Regularizer, Step, check_convex, check_number
 from .base import Params, ProximalOptimizer, Remembered
 from .closure.losses import Closure, loss_and_gradients
 from .moves.base import Proposal
@@ -73,12 +73,12 @@ class ProxSGD(ProximalOptimizer):
 
     def _place(self) -> None:
         super()._place()
-        self._count.t = self._count.t.to(self.param_groups[0]["params"][0].device if self.capturable else "cpu")
+        beside = (p.device for p in self._all_parameters())
+        self._count.t = self._count.t.to(next(beside, "cpu") if self.capturable else "cpu")
 
     def _check_fits(self, regularizer: Regularizer | None) -> None:
         instead = "use SR2 or ProxGEN, which take any regularizer with a prox, or a convex one such as L1"
-        check_compatible("ProxSGD", regularizer, convex=instead)
-        super()._check_fits(regularizer)
+        check_convex("ProxSGD", regularizer, instead)
 
     def _options(self) -> str:
         first = self.param_groups[0]

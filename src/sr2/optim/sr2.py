@@ -2,16 +2,15 @@
 
 Departures from the paper's text: rho uses the sampled objective F(., xi_t), as the paper's experiments do (pass
 `objective` for the full one); gamma1 <= gamma2 is enforced, which the paper's own table breaks; rho carries a rounding
-slack, without which sigma runs away at convergence. gamma3 has another default (`SR2.paper_defaults`).
+slack, without which sigma runs away at convergence. The defaults are not the paper's: see `SR2.paper_defaults`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,49 +18,39 @@ from torch import Tensor
 
 from ..regularizers.base import Regularizer
 from . import start
-from .arguments import NO_CLOSURE, check_options, check_sigma, part
+from .arguments import NO_CLOSURE, check_options, check_sigma, part, said, unsaid
 from .base import Params, ProximalOptimizer, Remembered
-from .broken import LeftDomainError, sound_at_x
+from .broken import again_where_x_left, sound_at_x
 from .closure.losses import Closure
 from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
 from .moves.base import Model, Move, Proposal
 from .moves.fused import FusedMove
-from .parts.averaging import Averaging, as_averaging, averaged
+from .parts.averaging import Averaging, Reminder, as_averaging, averaged
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
-from .parts.rules import GAMMA3, Evidence, Ratio, Rounding, Rule
-from .parts.schedules import Schedule, as_cooldown
-from .state import Figures, Outcome, SearchState, StepInfo
+from .parts.rules import GAMMA3, Evidence, Rounding, Rule
+from .parts.schedules import Schedule, planned_cooldown, planned_reach
+from .parts.testing import as_testing
+from .reading import Reading
+from .state import Outcome, SearchState
 from .theory.batch_growth import BatchGrowth, GradientNoise
-from .theory.stationarity import Stationarity
+from .trust import hold, is_tested, on_trust
 
 
-def _again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
-
-    @wraps(step)
-    def begun_anew(self: SR2, closure: Closure | None = None, objective: Closure | None = None) -> Tensor:
-        try:
-            return step(self, closure, objective)
-        except LeftDomainError:
-            self._search.entered = False
-            return step(self, closure, objective)
-
-    return begun_anew
-
-
-class SR2(ProximalOptimizer):
+class SR2(Reading, ProximalOptimizer):
     r"""SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
 
     Each step draws what the closure evaluates, f(., xi_t), and
 
     .. math::
-        s_t &\in \arg\min_s\; v_t^T s + \tfrac12 \sigma_t |s|^2 + R(x_t + s)\\
+        s_t &\in \arg\min_s\; v_t^T s + \tfrac12 \sigma_t s^T D_t s + R(x_t + s)\\
         \rho_t &= \frac{f(x_t) + R(x_t) - f(x_t + s_t) - R(x_t + s_t)}{R(x_t) - R(x_t + s_t) - v_t^T s_t}
 
-    x moves if rho >= eta1. sigma becomes max(sigma_min, gamma3 sigma) if rho >= eta2, gamma1 sigma if rho < eta1, and
-    stays in between (`rules.Ratio`); s = 0 is a null step, and sigma stays. One sigma and one decision for all groups.
+    By default v is an average of gradients, D is Adam's metric, and the rule is `rules.Tolerant`: sigma falls where rho
+    is near 1, and x is put back, with a larger sigma, only where the objective rises by more than was promised.
+    Algorithm 1 itself, v = g and D = I with `rules.Ratio`, is `SR2(model, R, **SR2.paper_defaults())`. s = 0 is a null
+    step, and sigma stays. One sigma and one decision for all groups.
 
     >>> from torch import nn
     >>> from sr2 import SR2, L1
@@ -76,18 +65,26 @@ class SR2(ProximalOptimizer):
     Args:
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
-        sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature at
-            x_0, doubled until the prox leaves half of the weights, or with a metric by trying the first step.
-        rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`; by default Algorithm 1's
-            `Ratio(eta1, eta2, gamma1, gamma2, gamma3)`, for which those arguments are shorthand.
+        sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
+            along the first step, or without a metric the largest, doubled until the prox leaves half of the weights.
+        rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1, eta2, gamma1, gamma2 and
+            gamma3 are shorthand for Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring
+            Algorithm 1's other defaults: metric=None, momentum=0, average=False.
         sigma_min: the least sigma.
-        direction: v from g, an object of `sr2.directions`; by default the gradient. `momentum=beta` is shorthand for
-            `Average(beta)`: rho then leaves out (g - v)'s, the batch's noise (not where `objective` is given).
-        metric: D_t, by name or as an object of `sr2.metrics`: the step minimizes v's + sigma/2 s'D s + R(x + s); with
-            metric="adam", 1 / sigma is what a learning rate is to AdamW.
+        momentum, direction: v from g, `momentum=beta` or an object of `sr2.directions`; 0.9. With momentum rho leaves
+            out (g - v)'s, the batch's noise (not where `objective` is given).
+        metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
+            An R that couples the entries of a tensor (Nuclear, Rank) has one number per tensor, D's root mean square.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
-        average: keep an average of the iterates too, `Polynomial()` or an object of `sr2.averaging`; see `averaged`.
+        reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
+            its own along a cubic, a lambda grows from 0 (see `sr2.schedules.Reach`).
+        steps: how many steps there will be. The last three tenths are a cooldown, and a budget shrinks from step
+            0.1 n to step 0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
+        average: keep an average of the iterates too, True or an object of `sr2.averaging`, True; see `averaged`.
+        test_every: k evaluates x + s only at every k-th step, the first one included. In between it is kept on trust,
+            at the price of one forward and backward; where a test fails, x goes back to the last point that passed, of
+            which a copy is kept. "auto" lets k grow to 16 while nothing fails. With k > 1 no theorem is claimed.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the way to
             read; None takes a fused kernel on CUDA where R and direction have one, and else is True.
@@ -106,19 +103,22 @@ class SR2(ProximalOptimizer):
         regularizer: Regularizer | None = None,
         *,
         sigma: float | str = "auto",
-        eta1: float = 7.5e-4,
-        eta2: float = 0.99,
-        gamma1: float = 5.56,
+        eta1: float | None = None,
+        eta2: float | None = None,
+        gamma1: float | None = None,
         gamma2: float | None = None,
-        gamma3: float | str = "auto",
+        gamma3: float | str | None = None,
         rule: Rule | None = None,
         sigma_min: float = 1e-6,
-        momentum: float = 0.0,
+        momentum: float | str = "auto",
         direction: Direction | None = None,
-        metric: Metric | str | None = None,
+        metric: Metric | str | None = "auto",
         cooldown: tuple[int, int] | None = None,
         schedule: Schedule | None = None,
-        average: bool | Averaging = False,
+        reach: tuple[int, int] | None = None,
+        steps: int | None = None,
+        average: bool | str | Averaging = "auto",
+        test_every: int | str = 1,
         penalize: str = "weights",
         foreach: bool | None = None,
         capturable: bool = False,
@@ -127,25 +127,29 @@ class SR2(ProximalOptimizer):
         epsilon: float | None = None,
         batch_growth: BatchGrowth | None = None,
     ) -> None:
-        ratio, smoothed = Ratio(eta1, eta2, gamma1, gamma2, gamma3), as_direction("SR2", momentum)
-        cooling = None if cooldown is None else as_cooldown(cooldown)
-        self.rule = self._given = part(Rule, rule, ratio, "eta1 to gamma3", used=ratio != Ratio())
+        constants = {"eta1": eta1, "eta2": eta2, "gamma1": gamma1, "gamma2": gamma2, "gamma3": gamma3}
+        default = unsaid(constants, rule, epsilon, batch_growth)
+        self.rule = self._given = default.rule
+        smoothed = as_direction("SR2", said(momentum, 0.0 if direction is not None else default.momentum))
+        cooling = planned_cooldown(cooldown, steps)
         self.direction = part(Direction, direction, smoothed, "momentum", used=smoothed is not None)
-        self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooling is not None)
+        self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooldown is not None)
         check_sigma(sigma, sigma_min)
         self.sigma_min, self.autocast, self.epsilon, self.batch_growth = sigma_min, autocast, epsilon, batch_growth
+        self.averaging, self.testing = as_averaging(said(average, default.average)), as_testing(test_every)
         check_options(self, capturable)
-        self.averaging = as_averaging(average)
-        shared: dict[str, Any] = {"metric": metric, "penalize": penalize, "foreach": foreach}
+        shared: dict[str, Any] = {"metric": said(metric, default.metric), "penalize": penalize, "foreach": foreach}
         super().__init__(params, regularizer, {}, capturable=capturable, compile=compile, **shared)
-        remembered = self.rule.memory() | (self.schedule.memory() if self.schedule else {})
+        self.reach = planned_reach(reach, steps, (group["regularizer"] for group in self.param_groups))
+        remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
         self._search.batch = None if batch_growth is None else batch_growth.batch
+        self._reminder = Reminder.of(self, self._module)
         self._place()
 
     # ---- one step
 
-    @_again_where_x_left
+    @again_where_x_left
     @torch.no_grad()
     def step(self, closure: Closure | None = None, objective: Closure | None = None) -> Tensor:  # type: ignore[override]
         """One iteration of Algorithm 1; returns the loss at the starting point.
@@ -157,18 +161,20 @@ class SR2(ProximalOptimizer):
             objective: returns f of the full problem, to test the step on it and not on the batch, as Algorithm 1 says.
         """
         state = self._search
-        with self._begun(closure), self._twice(closure, objective) as f:
+        with self._begun(closure), self._twice(closure, objective, is_tested(self.testing, state)) as f:
             loss = f.at_x()  #                                    1  f(x), g
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
             model = move.to_trial()  #                               x <- x + s;  v's, R(x) - R(x + s), |s|^2
-            f.at_trial()  #                                       3  f(x + s)
+            f.at_trial()  #                                       3  f(x + s), unless x + s is kept on trust
             outcome = self._judge(f, model, move)  #              4  rho: keep? next sigma?
             f.settle(outcome)  #                                  5  keep x + s, or put x back
             state.record(outcome)
+        if self.testing is not None:
+            hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
-            self.averaging.update(self._parameters(), [self.state[p] for p in self._parameters()], state.steps)
-        f.look(outcome)
+            self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
+        f.look(outcome, asks=self.testing is None)
         return loss
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
@@ -176,7 +182,10 @@ class SR2(ProximalOptimizer):
         if sigma is None:
             sigma = self._search.sigma if self.capturable else float(self._search.sigma)
         parts = (1.0 / sigma, self.metric, self.direction)
-        made = (Proposal.of(group, self.state, *parts) for group in self.param_groups)
+        if self._bound is None:
+            self._bind()
+        groups = zip(self.param_groups, self._in_force, strict=True)
+        made = (Proposal.of({**group, "regularizer": R}, self.state, *parts) for group, R in groups)
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
@@ -186,8 +195,11 @@ class SR2(ProximalOptimizer):
         """The rule's verdict on this step; in one kernel where the rule declares its constants."""
         state, losses, rounding = self._search, f.losses(), self._rounding(f.loss)
         if isinstance(move, FusedMove) and self.capturable and self._process_group is None and self.rule.constants:
-            return move.judge(losses, self.rule.constants, self.sigma_min, rounding, state)
-        evidence = Evidence.gather(losses, model, rounding, self._process_group, state.sigma.device)
+            return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested)
+        where: tuple[Any, torch.device] = (self._process_group, state.sigma.device)
+        evidence = Evidence.gather(losses, model, rounding, *where, reaching=self.reach is not None)
+        if not f.tested:
+            return on_trust(evidence, move, self.rule, state, self.sigma_min, capturable=self.capturable)
         if self.batch_growth is not None and state.batch is not None:
             noise = self._noise.estimate(self._process_group) if f.objective is None and self._noise else 0.0
             larger = self.batch_growth.larger(evidence, state.batch, noise)
@@ -196,7 +208,7 @@ class SR2(ProximalOptimizer):
                 return Outcome.called_off(evidence, state)
         sound = evidence.all_finite
         if self.capturable or not sound:
-            sound = sound_at_x(evidence, move, capturable=self.capturable)
+            sound = sound_at_x(evidence, move, capturable=self.capturable or state.pace.away)
         verdict = self.rule.judge(evidence, state)
         return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
 
@@ -204,14 +216,15 @@ class SR2(ProximalOptimizer):
         dtypes = (x.dtype for group in self.param_groups for x in group["params"])
         return Rounding.of(loss.dtype, dtypes, self.autocast or self._watch.autocast)
 
-    def _twice(self, closure: Closure | None, objective: Closure | None) -> TwoEvaluations:
+    def _twice(self, closure: Closure | None, objective: Closure | None, tested: bool = True) -> TwoEvaluations:
         """The two evaluations of a step; an interrupt leaves x, buffers and generators as before it."""
         if not callable(closure):
             raise TypeError(NO_CLOSURE)
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        parameters = self._parameters()
         self._noise = GradientNoise(parameters) if self.batch_growth else None
         given: dict[str, Any] = {"objective": objective, "capturable": self.capturable, "twin": self._twin}
-        return TwoEvaluations(closure, self._module, parameters, around=self._noise, watch=self._watch, **given)
+        given |= {"around": self._noise, "watch": self._watch}
+        return TwoEvaluations(closure, self._module, parameters, tested, **given)
 
     # ---- before the first step
 
@@ -221,12 +234,13 @@ class SR2(ProximalOptimizer):
         state = self._search
         if self._bound != [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]:
             self._bind()
+        state.strengthen(self.reach)
         if not callable(closure) or (state.entered and state.sigma_known and not self.rule.undecided):
             yield
             return
         try:
             with start.or_nothing(state) as left:
-                start.enter_domain(self._penalized(), state, left, self._process_group)
+                start.enter_domain(self._penalized(in_force=True), state, left, self._process_group)
                 if self.rule.undecided:
                     state.chosen = self.rule.choose(start.R_0(self._penalized()))
                     self._take_constants()
@@ -242,18 +256,21 @@ class SR2(ProximalOptimizer):
         """
         self._bind()
         with torch.no_grad(), start.or_nothing(state := self._search) as left:
-            start.enter_domain(self._penalized(), state, left, self._process_group)
+            state.strengthen(self.reach)
+            start.enter_domain(self._penalized(in_force=True), state, left, self._process_group)
             self._estimate(closure, strict=True)
 
     def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
-        parameters, penalized = self._parameters(), self._penalized()
+        parameters, penalized = self._parameters(), self._penalized(in_force=True)
         if self.metric is None:
             sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min)
         else:
             with untouched(self._module, parameters), self._twice(closure, None) as f:
                 start.check_finite(f.at_x(), self._process_group, strict=strict)
-                moves = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), self._process_group)
-                sigma = start.searched(partial(f.rho, *moves), self.sigma_min)
+                made = (lambda sigma: self._moves(self._proposals(sigma)), start.half_left(penalized))
+                sigma = start.searched(
+                    partial(f.rho, *made, self._rounding(f.loss), self._process_group), self.sigma_min
+                )
         self._search.begin(sigma, self.param_groups)
 
     def _take_constants(self) -> None:
@@ -261,74 +278,29 @@ class SR2(ProximalOptimizer):
         chosen = self._search.chosen = self._search.chosen if self._given.undecided else {}
         self.rule = replace(self._given, **chosen) if chosen else self._given
 
-    # ---- what a user reads
+    # ---- for users; what they read is in reading.py
 
     @staticmethod
-    def paper_defaults() -> dict[str, float]:
-        """The constants of the paper's experiments; this class has another gamma3 by default.
+    def paper_defaults() -> dict[str, Any]:
+        """Algorithm 1 with the constants of the paper's experiments: no metric, no momentum, no average.
 
         >>> SR2([torch.nn.Parameter(torch.ones(2))], **SR2.paper_defaults()).rule
         Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=0.8)
         """
-        return {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
+        constants = {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
+        return {**constants, "metric": None, "momentum": 0.0, "average": False}
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, afterwards the last one.
 
         Penalized entries that are zero in the last iterate are zero in it. `sr2.recalibrate_` the batch norms inside.
         """
-        if self.averaging is None:
-            raise ValueError("there is no average: make the optimizer with SR2(..., average=True)")
-        return averaged(self.param_groups, self.state, self.register_step_pre_hook)
-
-    @property
-    def sigma(self) -> float:
-        """sigma_t, as the next step will use it; NaN before the first step where it is to be estimated."""
-        return float(self._search.sigma)
-
-    @property
-    def momentum(self) -> float:
-        """beta of v_t; 0 where v is the gradient."""
-        return 0.0 if self.direction is None else self.direction.beta or math.nan
-
-    @property
-    def last_step(self) -> StepInfo | None:
-        """What the last step saw and did; None before the first. With `capturable`, reading it waits for the device."""
-        return self._search.last_step()
-
-    @property
-    def figures(self) -> Figures:
-        """The numbers behind `last_step` as 0-dim tensors, which every step fills anew."""
-        return self._search.figures
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t."""
-        counts = self._search.counts
-        return dict(zip(counts._fields, torch.stack(counts).tolist(), strict=True))
-
-    @property
-    def stationarity(self) -> Stationarity:
-        """The mean of |s|^2 over the last accepted steps, an estimate of the paper's measure, with its uncertainty."""
-        return Stationarity.of(self._search.moments)
-
-    @property
-    def converged(self) -> bool:
-        """Whether that measure is below `epsilon` squared, its uncertainty included; False without an epsilon."""
-        return self.epsilon is not None and self.stationarity.below(self.epsilon)
-
-    @property
-    def batch_size(self) -> int | None:
-        """The size that `batch_growth` asks of the next batch; None without it."""
-        return self._search.batch
-
-    def _options(self) -> str:
-        sigma = f"{self.sigma:g}" if self._search.sigma_known else "auto"
-        names = ("schedule", "direction", "metric", "averaging", "autocast", "epsilon", "batch_growth", "capturable")
-        words = (f", {name}={value!r}" for name in names if (value := getattr(self, name)))
-        return f"sigma={sigma}, sigma_min={self.sigma_min:g}, rule={self.rule!r}{''.join(words)}"
+        return averaged(self)
 
     # ---- state
+
+    def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
+        return regularizer if regularizer is None or self.reach is None else regularizer.at_strength(self._search.share)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, which may name its own `regularizer`."""

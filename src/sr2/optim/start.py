@@ -68,7 +68,9 @@ def enter_domain(penalized: Penalized, state: SearchState, left: Left, group: An
             x.copy_(z)
         if not bool(regularizer.value(xs).isfinite()):
             raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
-        tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox")
+        gradually = "; SR2(..., steps=n) or reach=(first, last) would get there gradually, and lose less"
+        hint = gradually if regularizer.strict and state.share == 1 else ""
+        tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox{hint}")
     check_together(group)
     state.entered = True
 
@@ -102,25 +104,43 @@ def check_finite(loss: Tensor, group: Any, *, strict: bool) -> None:
         )
 
 
-def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
-    """A sigma at which the first batch's step has a rho between 0.5 and 0.9, by trying: forwards only, a few of them.
+def half_left(penalized: Penalized) -> Callable[[], bool]:
+    """Asks whether x, now, has half of the nonzeros that x_0 has where this batch has a gradient.
 
-    In a metric that is made of gradients, the largest curvature says little of the one along the step.
-
-    >>> sigma = searched(lambda sigma: 1 - 3.0 / (2 * sigma), 1e-6)  # the curvature is 3
-    >>> 0.5 <= 1 - 3.0 / (2 * sigma) <= 0.9
-    True
+    A step that gains what it promises may gain it from R alone, and leave nothing to train. R that are not sums over
+    entries, such as budgets, take what they take whatever sigma is, and are not asked.
     """
-    sigma, factor, last = FIRST, 8.0, 0
+    xs = [x for r, xs in penalized if r is not None and r.separable for x in xs if x.grad is not None]
+    counted = [(x != 0) & (x.grad != 0) for x in xs]
+    before = sum(int(c.sum()) for c in counted)
+    return lambda: 2 * sum(int(((x != 0) & c).sum()) for x, c in zip(xs, counted, strict=True)) >= before
+
+
+def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
+    """The sigma at which the first batch's step is the best one along itself: rho = 1/2, to a tenth.
+
+    Along a line where f is quadratic rho = 1 - c / (2 sigma), c the curvature: a try gives c, the next one is c itself.
+    Forwards only, a few of them. In a metric that is made of gradients the largest curvature says little of the one
+    along the step. A rho that says nothing (not finite, or rounding) moves sigma by a factor of at most 32.
+
+    >>> searched(lambda sigma: 1 - 3.0 / (2 * sigma), 1e-6)  # the curvature is 3
+    3.0
+    """
+    sigma, low, high = FIRST, sigma_min, LARGEST
     for _ in range(TRIES):
         rho = rho_of(sigma)
-        towards = 1 if not rho >= 0.5 else -1 if rho > 0.9 else 0
-        if last and towards != last:
-            factor = math.sqrt(factor)
-        if towards == 0 or factor < 1.2:
+        if abs(rho - 0.5) <= 0.1:
             break
-        last = towards
-        sigma = min(max(sigma * factor**towards, sigma_min), LARGEST)
+        if rho > 0.5:
+            high = sigma
+        else:  # NaN too
+            low = sigma
+        share = 2 * (1 - rho) if math.isfinite(rho) else math.inf
+        latest, sigma = sigma, sigma * min(max(share, 1 / 32), 32.0)
+        if not low < sigma < high:
+            sigma = math.sqrt(low * high)
+        if abs(math.log(sigma / latest)) < 0.05:  # rho jumps there: no sigma has a half
+            return high if high < LARGEST else sigma
     return sigma
 
 

@@ -12,75 +12,9 @@ from torch import Tensor
 
 from ..telling import tell
 from .parts.rules import Evidence, Verdict
-from .parts.schedules import Schedule
-from .theory.stationarity import FORGET
-
-
-class Figures(NamedTuple):
-    """What the last step saw and did, as 0-dim float64 tensors: NaN before the first step, filled anew by every one."""
-
-    loss: Tensor
-    trial_loss: Tensor
-    rho: Tensor
-    sigma: Tensor
-    predicted: Tensor
-    actual: Tensor
-    step_norm: Tensor
-    accepted: Tensor
-    null: Tensor
-
-
-@dataclass(frozen=True)
-class StepInfo:
-    """What the last step of SR2 saw and did."""
-
-    loss: float
-    """f(x_t), the loss at the starting point."""
-    trial_loss: float
-    """f(x_t + s_t)."""
-    rho: float
-    """actual / predicted, with rounding slack in both; NaN for a null step."""
-    sigma: float
-    """As the next step will use it."""
-    accepted: bool | None
-    """True: x moved. False: rejected, x put back. None: a null step, s = 0."""
-    predicted: float
-    """R(x) - R(x + s) - v's."""
-    actual: float
-    """f(x) - f(x + s) + R(x) - R(x + s), and with momentum + (g - v)'s."""
-    step_norm: float
-    """|s_t|, of the step that was tried."""
-
-
-class Counts(NamedTuple):
-    """How many steps were accepted, rejected, null, and (with `capturable`) broken: not finite at x_t."""
-
-    accepted: Tensor
-    rejected: Tensor
-    null: Tensor
-    broken: Tensor
-
-
-class Moments(NamedTuple):
-    """The sums behind `stationarity`, as 0-dim tensors: they start at zero."""
-
-    weight: Tensor
-    """of the steps' weights"""
-    weight_squared: Tensor
-    square: Tensor
-    """of |s|^2"""
-    fourth: Tensor
-    """of |s|^4"""
-
-    def after(self, ss: Tensor, counts: Tensor) -> Moments:
-        """The sums after one more step, where the 0-dim tensor `counts` is true; no host read."""
-        new = Moments(
-            FORGET * self.weight + 1,
-            FORGET**2 * self.weight_squared + 1,
-            FORGET * self.square + ss,
-            FORGET * self.fourth + ss * ss,
-        )
-        return Moments(*(torch.where(counts, after, before) for after, before in zip(new, self, strict=True)))
+from .parts.schedules import Reach, Schedule
+from .parts.testing import LARGEST, Pace
+from .records import Counts, Figures, Moments, StepInfo
 
 
 class Outcome(NamedTuple):
@@ -98,6 +32,8 @@ class Outcome(NamedTuple):
     evidence: Evidence | None
     """What it was judged by; None where a kernel has judged, and written the state itself."""
     memory: Mapping[str, Tensor]
+    tested: bool = True
+    """False: x + s was not evaluated."""
 
     @staticmethod
     def of(
@@ -143,7 +79,9 @@ class SearchState:
     """Of |s|^2 over accepted steps, behind `stationarity`."""
     figures: Figures
     memory: dict[str, Tensor]
-    """What the rule and the schedule remember, by name."""
+    """What the rule, the schedule and the tests remember, by name."""
+    share: Tensor
+    """Of R's full strength, at this step: it follows from the number of steps and is not saved."""
     sigma_known: bool
     """False: sigma_0 is to be estimated."""
     entered: bool = False
@@ -152,6 +90,8 @@ class SearchState:
     """Constants that the rule took from R(x_0)."""
     batch: int | None = None
     """The batch size that `batch_growth` asks for."""
+    pace: Pace = field(default_factory=Pace)
+    """Where it stands between two tests."""
     schedule: str = "None"
     """The schedule that `memory` belongs to."""
     lr: Tensor | None = None
@@ -170,6 +110,7 @@ class SearchState:
             moments=Moments(*(_float(0.0) for _ in Moments._fields)),
             figures=Figures(*(_float(math.nan) for _ in Figures._fields)),
             memory={name: _float(value) for name, value in memory.items()},
+            share=_float(1.0),
             sigma_known=sigma is not None,
             schedule=repr(schedule),
         )
@@ -179,7 +120,21 @@ class SearchState:
         """How many steps were taken, whatever became of them."""
         return torch.stack(self.counts).sum()
 
+    def counted(self, *, untested: bool) -> dict[str, int]:
+        """The counters by name, with or without that one."""
+        counts = dict(zip(Counts._fields, torch.stack(self.counts).tolist(), strict=True))
+        return counts if untested else {name: n for name, n in counts.items() if name != "untested"}
+
+    def failures(self) -> int:
+        """How many steps were rejected or broken; waits for the device."""
+        return int(self.counts.rejected + self.counts.broken)
+
     # ---- one step
+
+    def strengthen(self, reach: Reach | None) -> None:
+        """The share of R's strength at the step to come: in place, without a host read."""
+        if reach is not None:
+            self.share.copy_(reach.share(self.steps + 1))
 
     def begin(self, sigma: float, groups: Sequence[dict[str, Any]]) -> None:
         """sigma_0, once it is estimated."""
@@ -190,16 +145,24 @@ class SearchState:
     def record(self, outcome: Outcome) -> None:
         """Write what became of a step: sigma, counters, memories, figures. In place, without a host read."""
         evidence = outcome.evidence
+        self.pace.go_on(tested=outcome.tested)
         if evidence is None:
             return
-        accepted, null, sound = outcome.accepted, outcome.null, outcome.sound
-        flags = (accepted, sound & ~accepted & ~null, null, ~sound & ~null)
-        for count, flag in zip(self.counts, flags, strict=True):
-            count += flag
+        accepted, null, sound, tested = outcome.accepted, outcome.null, outcome.sound, outcome.tested
+        fates = {"accepted": accepted, "rejected": sound & ~accepted & ~null, "null": null, "broken": ~sound & ~null}
+        if not tested:  # what fails is put back, as where a test rejects it
+            fates = {"untested": accepted, "rejected": ~sound, "null": null}
+        for name, flag in fates.items():
+            getattr(self.counts, name).add_(flag)
         self.sigma.copy_(outcome.sigma)
         for name, value in outcome.memory.items():
             self.memory[name].copy_(value)
-        torch._foreach_copy_(self.moments, self.moments.after(evidence.ss, accepted | (null & sound)))
+        passed = accepted | (null & sound)
+        if tested:
+            torch._foreach_copy_(self.moments, self.moments.after(evidence.ss, passed))
+        if tested and (largest := self.memory.get(LARGEST)) is not None:
+            larger = torch.maximum(largest, evidence.loss.abs())
+            largest.copy_(torch.where(passed | (sound & (largest == 0)), larger, largest))
         norm, judged = evidence.ss.sqrt(), (evidence.predicted, evidence.actual)
         numbers = (evidence.loss, evidence.f_trial, outcome.rho, outcome.sigma, *judged, norm, accepted, null)
         torch._foreach_copy_(self.figures, numbers)
@@ -244,7 +207,8 @@ class SearchState:
 
     def place(self, groups: Sequence[dict[str, Any]], capturable: bool) -> None:
         """With `capturable`, every number that a step changes lives beside the parameters; else on the host."""
-        self.to(groups[0]["params"][0].device if capturable else "cpu")
+        beside = (p.device for group in groups for p in group["params"])  # a group may be empty
+        self.to(next(beside, "cpu") if capturable else "cpu")
         self.lr, self.shown = torch.empty_like(self.sigma) if capturable else None, None
         self.show(groups)
 
@@ -258,6 +222,7 @@ class SearchState:
         self.moments = Moments(*(n.to(device) for n in self.moments))
         self.figures = Figures(*(n.to(device) for n in self.figures))
         self.memory = {name: n.to(device) for name, n in self.memory.items()}
+        self.share = self.share.to(device)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, for a checkpoint."""
@@ -267,6 +232,7 @@ class SearchState:
             "entered": self.entered,
             "chosen": dict(self.chosen),
             "batch": self.batch,
+            "pace": dict(vars(self.pace)),
             "schedule": self.schedule,
             "memory": {name: float(value) for name, value in self.memory.items()},
             "moments": {name: float(n) for name, n in self.moments._asdict().items()},
@@ -282,6 +248,7 @@ class SearchState:
         self.chosen = dict(saved.get("chosen", chosen))
         if self.batch is not None and saved.get("batch") is not None:
             self.batch = int(saved["batch"])
+        self.pace = Pace(**saved.get("pace", {}))
         old = {"rejected": saved.get("refused", 0)}
         for name, count in self.counts._asdict().items():
             count.fill_(int(saved.get(name, old.get(name, 0))))

@@ -2,6 +2,7 @@
 
 from .base import Regularizer
 from .box import Box
+from .channels import Channels
 from .elastic_net import ElasticNet
 from .group import GroupL0, GroupL2
 from .grouping import Heads
@@ -13,6 +14,7 @@ from .low_rank import Nuclear, Rank
 from .lp import Lp
 from .mcp import MCP
 from .nm import NM
+from .ridge import Ridge
 from .scad import SCAD
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "NM",
     "SCAD",
     "Box",
+    "Channels",
     "ElasticNet",
     "GroupL0",
     "GroupL2",
@@ -32,4 +35,5 @@ __all__ = [
     "Nuclear",
     "Rank",
     "Regularizer",
+    "Ridge",
 ]

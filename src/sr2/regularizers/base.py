@@ -36,11 +36,13 @@ class Regularizer:
         separable: R is a sum over entries, the same function of each: tensors may be cut and joined at will.
         diagonal: `prox` takes one step per entry (diagonal metrics need it). What is separable is diagonal.
         convex: R is convex (ProxSGD needs it).
+        strict: R is 0 within a budget and infinite outside; a run that knows its length comes to it gradually.
     """
 
     separable: ClassVar[bool] = False
     diagonal: ClassVar[bool] = False
     convex: ClassVar[bool] = False
+    strict: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
@@ -49,6 +51,11 @@ class Regularizer:
         written = {"terms", "prox_tensor", "terms_of", "prox_of"} & cls.__dict__.keys()
         if written and "coefficients" not in cls.__dict__:
             cls.coefficients = property(lambda self: None)  # type: ignore[assignment, method-assign]
+
+    @property
+    def by_tensor(self) -> bool:
+        """Whether R is a sum over tensors: what is written one tensor at a time is."""
+        return type(self).prox_of is Regularizer.prox_of
 
     @property
     def coefficients(self) -> tuple[float, float, float] | None:
@@ -171,6 +178,10 @@ class Scaled(Regularizer):
     def start(self, xs: Sequence[Tensor]) -> Regularizer:
         return Scaled(self.regularizer.start(xs), self.share)
 
+    @property
+    def by_tensor(self) -> bool:
+        return self.regularizer.by_tensor
+
     def __repr__(self) -> str:
         return repr(self.regularizer)  # a share is where a run is, not what it minimizes
 
@@ -187,17 +198,10 @@ def check_regularizer(regularizer: object) -> None:
         )
 
 
-def check_compatible(owner: str, regularizer: Regularizer | None, *, diagonal: str = "", convex: str = "") -> None:
-    """Say which pair does not fit, why, and what to use instead.
-
-    `diagonal` and `convex`, where not empty, say what to use instead of one that lacks the property.
-    """
-    if regularizer is None:
-        return
-    if diagonal and not regularizer.diagonal:
-        raise ValueError(f"{regularizer!r} takes one step per tensor, and {owner} gives one per entry: {diagonal}")
-    if convex and not regularizer.convex:
-        raise ValueError(f"{regularizer!r} is not convex, which {owner} needs: {convex}")
+def check_convex(owner: str, regularizer: Regularizer | None, instead: str) -> None:
+    """Say that this pair does not fit, why, and what to use instead."""
+    if regularizer is not None and not regularizer.convex:
+        raise ValueError(f"{regularizer!r} is not convex, which {owner} needs: {instead}")
 
 
 def check_number(

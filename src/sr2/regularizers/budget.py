@@ -14,6 +14,7 @@ from .base import Regularizer, check_share
 class Budget(Regularizer):
     """R(x) = 0 within a budget of entries, groups or singular values, else +inf."""
 
+    strict = True
     _share: Tensor | None = None
 
     def at_strength(self, share: Tensor) -> Self:

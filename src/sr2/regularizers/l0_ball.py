@@ -13,6 +13,7 @@ from torch import Tensor
 from ..numerics import like, wide
 from .base import Step, check_integer, check_number
 from .budget import Budget
+from .channels import Channels
 from .grouping import Grouping, Groups, check_groups, grouping, groups_in_words
 from .selection import largest, largest_of_each
 
@@ -35,7 +36,8 @@ class L0Ball(Budget):
     Args:
         k: how many may be nonzero.
         density: their share instead, k = round(density * n), to the even number on a half. Give one of the two.
-        groups: None, single entries; or as in `GroupL2`, and n counts groups.
+        groups: None, single entries; or as in `GroupL2`, and n counts groups; or `Channels`, which reach over several
+            tensors: the floor is then one per layer.
         floor: the least density of a tensor, as a share of that of all together; None is 0.1 with a density, and 0 with
             a k, which is taken at its word. Of what a callable groups there is no floor: the number of its groups is
             known to the device alone.
@@ -49,7 +51,7 @@ class L0Ball(Budget):
 
     k: int | None = None
     density: float | None = None
-    groups: Groups | None = None
+    groups: Groups | Channels | None = None
     floor: float | None = None
     diagonal = True
 
@@ -60,7 +62,7 @@ class L0Ball(Budget):
             check_integer(self, "k", self.k, 0)
         elif self.density != 1:
             check_number(self, "density", self.density, 0, 1)  # or 1 itself, the whole group
-        if self.groups is not None:
+        if self.groups is not None and not isinstance(self.groups, Channels):
             check_groups(self, self.groups)
         if self.floor not in (None, 1):
             check_number(self, "floor", self.floor, 0, 1)
@@ -94,44 +96,53 @@ class L0Ball(Budget):
     def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
         if not xs:
             return []
-        groupings = self._groupings(xs)
-        counts = _counts(groupings, xs)
-        used = [
-            torch.count_nonzero(x if of_x is None else of_x.nonzero(x)).to(xs[0].device).clamp_min(least)
-            for x, of_x, least in zip(xs, groupings, self.floors(counts), strict=True)
-        ]
+        parts = self._parts(xs)
+        counts = parts.counts
+        nonzeros = [torch.count_nonzero(part).to(xs[0].device) for part in parts.nonzero(xs)]
+        used = [count.clamp_min(least) for count, least in zip(nonzeros, self.floors(counts), strict=True)]
         outside = torch.stack(used).sum() > self.budget(_sum(counts, xs[0].device))
         return [torch.zeros_like(outside, dtype=torch.float64).masked_fill(outside, inf)]
 
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         if not xs:
             return []
-        groupings = self._groupings(xs)
-        counts = _counts(groupings, xs)
+        parts = self._parts(xs)
+        counts = parts.counts
         n = _sum(counts, xs[0].device)
         k = self.budget(n)
-        if isinstance(k, int) and isinstance(n, int):
-            if k >= n:
-                return [x.clone() for x in xs]
-            if k == 0:
-                return [torch.zeros_like(x) for x in xs]
-        plain = _one_for_all(steps)
-        scores = [
-            _scores(wide(x), None if plain else step, of_x).to(xs[0].device)
-            for x, step, of_x in zip(xs, steps, groupings, strict=True)
-        ]
-        keep = _keep(scores, self.floors(counts), k)
-        return [
-            like(torch.where(_entries(part.to(x.device), of_x, x), x, 0.0), x)
-            for part, of_x, x in zip(torch.split(keep, [len(s) for s in scores]), groupings, xs, strict=True)
-        ]
+        if isinstance(k, int) and isinstance(n, int) and k >= n:
+            return [x.clone() for x in xs]
+        scores = parts.scores(xs, [None] * len(xs) if _one_for_all(steps) else steps)
+        keep = torch.split(_keep(scores, self.floors(counts), k), [len(s) for s in scores])
+        return [like(torch.where(kept, x, 0.0), x) for kept, x in zip(parts.spread(keep, xs), xs, strict=True)]
 
-    def _groupings(self, xs: Sequence[Tensor]) -> list[Grouping | None]:
-        return [None if self.groups is None else grouping(self, self.groups, x) for x in xs]
+    def _parts(self, xs: Sequence[Tensor]) -> Channels | _Apart:
+        if isinstance(self.groups, Channels):
+            return self.groups
+        return _Apart([None if self.groups is None else grouping(self, self.groups, x) for x in xs], xs)
 
 
-def _counts(groupings: Sequence[Grouping | None], xs: Sequence[Tensor]) -> list[int | Tensor]:
-    return [x.numel() if of_x is None else of_x.count for x, of_x in zip(xs, groupings, strict=True)]
+class _Apart:
+    """Entries or groups of each tensor for itself."""
+
+    def __init__(self, groupings: Sequence[Grouping | None], xs: Sequence[Tensor]) -> None:
+        self._groupings = groupings
+        self.counts = [x.numel() if of_x is None else of_x.count for x, of_x in zip(xs, groupings, strict=True)]
+
+    def scores(self, xs: Sequence[Tensor], steps: Sequence[Step | None]) -> list[Tensor]:
+        """|x| / sqrt(step) of every entry or group, tensor by tensor."""
+        given = zip(xs, steps, self._groupings, strict=True)
+        return [_scores(wide(x), step, of_x).to(xs[0].device) for x, step, of_x in given]
+
+    def nonzero(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """What is not zero, tensor by tensor: entries, or which groups."""
+        return [x if of_x is None else of_x.nonzero(x) for x, of_x in zip(xs, self._groupings, strict=True)]
+
+    def spread(self, keep: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Tensor]:
+        """What is kept, entry by entry, of what is kept of the scores."""
+        kept = [part.to(x.device) for part, x in zip(keep, xs, strict=True)]
+        given = zip(kept, xs, self._groupings, strict=True)
+        return [part.view(x.shape) if of_x is None else of_x.spread(part) for part, x, of_x in given]
 
 
 def _sum(counts: Sequence[int | Tensor], device: torch.device) -> int | Tensor:
@@ -165,8 +176,3 @@ def _keep(scores: Sequence[Tensor], floors: Sequence[int], k: int | Tensor) -> T
         return largest(together, k)
     own = largest_of_each(scores, floors)
     return own | largest(together.masked_fill(own, -1.0), k - sum(floors))
-
-
-def _entries(keep: Tensor, groups: Grouping | None, x: Tensor) -> Tensor:
-    """What is kept, entry by entry."""
-    return keep.view(x.shape) if groups is None else groups.spread(keep)

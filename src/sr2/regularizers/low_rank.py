@@ -82,4 +82,4 @@ class Rank(Budget):
             return z.view(x.shape).to(x.dtype)
         now = self._now(self.r, len(s))
         z = (u * torch.where(below(len(s), now, x.device), s, 0.0)) @ vh
-        return torch.where(torch.as_tensor(now >= len(s)), x, z.view(x.shape).to(x.dtype))
+        return torch.where(torch.as_tensor(now >= len(s), device=x.device), x, z.view(x.shape).to(x.dtype))

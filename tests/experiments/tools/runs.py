@@ -32,7 +32,7 @@ def finish(config: RunConfig, store: RunStore, stops: Collection[int] = ()) -> T
             def on_step(images: int, stop: StopSignals = stop) -> None:
                 nonlocal steps
                 steps += 1
-                stop.asked = steps in stops
+                stop.told = steps in stops
 
             trainer = Trainer(config, store, stop)
             store.start(score=trainer.problem.task.score)

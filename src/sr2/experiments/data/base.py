@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,30 @@ class Dataset:
     def in_shape(self) -> tuple[int, ...]:
         """The shape of an input; of an image: channels, height and width."""
         return tuple(self.train_inputs.shape[1:])
+
+    def holding_out(self, count: int) -> Dataset:
+        """The same with `count` training examples, not trained on, in the place of the test examples.
+
+        They are the last of a permutation that depends on nothing but how many there are, so that every run has the
+        same: what is chosen on them was not chosen on the test examples.
+
+        >>> held = load("digits").holding_out(300)
+        >>> len(held.train_inputs), len(held.test_inputs)
+        (1137, 300)
+        """
+        n = len(self.train_inputs)
+        if not 1 <= count < n:
+            raise UserError(f"hold_out must be from 1 to {n - 1} of the {n} {self.task.examples}, and is {count}")
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(self.train_inputs.device)
+        train, held = order[:-count].sort().values, order[-count:].sort().values
+        inputs, targets = self.train_inputs, self.train_targets
+        return replace(
+            self,
+            train_inputs=inputs[train],
+            train_targets=targets[train],
+            test_inputs=inputs[held],
+            test_targets=targets[held],
+        )
 
     @classmethod
     def from_arrays(cls, name: str, arrays: Sequence[Any], augment: str = "none") -> Dataset:

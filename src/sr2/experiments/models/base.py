@@ -94,8 +94,10 @@ class BatchNorm(nn.BatchNorm2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.momentum is None:  # a plain mean counts its batches: `recalibrate_`
+            return super().forward(x)
         statistics = (self.running_mean, self.running_var)
-        return F.batch_norm(x, *statistics, self.weight, self.bias, self.training, self.momentum or 0.0, self.eps)
+        return F.batch_norm(x, *statistics, self.weight, self.bias, self.training, self.momentum, self.eps)
 
 
 def check_size(name: str, in_shape: Shape, least: int) -> None:

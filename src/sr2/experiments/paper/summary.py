@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..report.formats import line, print_tables
-from ..report.groups import group, in_order, settings_text, short
+from ..report.groups import group, settings_text, short
 from ..report.page import write_report
 from ..report.reference import Published, Reference
 from ..report.tables import SHARES, Row, build, row_of
@@ -18,9 +17,8 @@ from ..run.registry import printed
 from ..run.store import RunRecord
 from ..tasks import Score
 from .cells import Cell, cells, longest, match
-from .recipes import papers_settings, recipe
-
-_NO_DEPARTURE = {"device", "compile", "seed"}  # they change no mathematics, and the paper names no seed
+from .comparison import comparison, pruning_figures
+from .recipes import departures, recipe
 
 
 def reference() -> Reference:
@@ -42,20 +40,11 @@ def _published(cell: Cell) -> Published:
     return Published(recipe(cell.name), (cell.accuracy, cell.zero_pct, cell.small_pct))
 
 
-def departures(config: RunConfig) -> dict[str, Any] | None:
-    """The settings of a run that are not those that the paper names for its cell; None of a run of no cell."""
-    cell = match(config)
-    if cell is None:
-        return None
-    ours, theirs = config.flat(), papers_settings(cell.name).flat()
-    names = in_order((ours.keys() | theirs.keys()) - _NO_DEPARTURE)
-    return {name: ours.get(name) for name in names if ours.get(name) != theirs.get(name)}
-
-
 def write_paper_report(records: Iterable[RunRecord], out: Path) -> Path:
     """The report of the paper's cells: all of them, those that were not run marked so, and no other run.
 
-    Figures have the longest runs of each cell; `summary.md` has the cells that were run.
+    Figures have the longest runs of each cell; `summary.md` has the cells that were run, `cells.md` all of them and
+    the order of the optimizers, whose pruning has a figure for each problem.
     """
     runs = [record for record in records if match(record.config)]
     hit = {match(record.config) for record in runs}
@@ -69,6 +58,9 @@ def write_paper_report(records: Iterable[RunRecord], out: Path) -> Path:
         found=f"{len(hit)} of the paper's {len(cells())} cells run",
     )
     write_file(out / "summary.md", summary(runs).encode())
+    write_file(out / "cells.md", comparison(runs).encode())
+    for name, data in pruning_figures(runs).items():
+        write_file(out / "figures" / name, data)
     return page
 
 

@@ -7,7 +7,6 @@ sigma is the exception: all of it is SR2's, so colours and dashes tell runs apar
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...optim import SR2
+from ..run.config import FIRST_DEFAULTS
 from ..run.store import RunRecord
 from ..tasks import Score
 from .axes import Axis, depth, linear, marked, opening, power
@@ -144,7 +143,8 @@ def sigma(groups: Sequence[Group]) -> Chart:
         ]
         looks = [(g, RUN_COLORS[i % len(RUN_COLORS)], i // len(RUN_COLORS)) for i, g in enumerate(members)]
         signs = {"η₁": "eta1", "η₂": "eta2"}
-        values = {sign: sorted({_constant(g, name) for g in members}) for sign, name in signs.items()}
+        by_ratio = [g for g in members if g.config.option("rule") is None]
+        values = {sign: sorted({_constant(g, name) for g in by_ratio}) for sign, name in signs.items() if by_ratio}
         etas = [(f"{s} {short(eta)}" if len(v) > 1 else s, eta) for s, v in values.items() for eta in v]
         x_axis, panels = epochs_axis(g.records[0] for g in members), []
         for title, pick, log in quantities:
@@ -153,8 +153,8 @@ def sigma(groups: Sequence[Group]) -> Chart:
         legend = [Key(g.label, color, style, "line") for g, color, style in looks]
         if any(s.kind == "point" for panel in panels for s in panel.series):
             legend.append(Key("epoch with a rejected step", "", _REJECTED, "point"))
-        words = (f"{sign} = {', '.join(map(short, etas))}" for sign, etas in values.items())
-        legend.append(Key(", ".join(words), "", 0, "front"))
+        words = [f"{sign} = {', '.join(map(short, etas))}" for sign, etas in values.items()]
+        legend += [Key(", ".join(words), "", 0, "front")] if words else []
         plates.append(replace(plate_of("sigma", f"{data} {model}", panels, legend), stacked=True))
     caption = (
         "One run a line, the first seed of each. σ is the inverse step size, after each epoch. A step that gains less "
@@ -286,9 +286,8 @@ def _with_etas(panel: Panel, etas: Sequence[tuple[str, float]]) -> Panel:
 
 
 def _constant(group: Group, name: str) -> float:
-    """A constant of SR2, its own default where the run sets none."""
-    value = group.config.options.get(name)
-    return float(inspect.signature(SR2).parameters[name].default if value is None else value)
+    """A constant of Algorithm 1; where the run does not name it, the first version's."""
+    return float(group.config.options.get(name, FIRST_DEFAULTS[name]))
 
 
 def _layer_shares(group: Group) -> dict[str, float]:

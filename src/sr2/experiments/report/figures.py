@@ -20,6 +20,7 @@ from .plates import Chart, Heat, Key, Panel, Plate, Series
 
 # Okabe and Ito's palette, which colour-blind readers tell apart; the page's stylesheet has the same, and lighter ones.
 COLORS = {"sr2": "#0072b2", "proxgen": "#d55e00", "proxsgd": "#009e73", "amber": "#e69f00", "": "#555555"}
+COLORS |= {"gmp": "#8c510a", "adamw": "#56b4e9", "sgd": "#222222"}  # brown, sky, black
 OTHER = "#cc79a7"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (10, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")

@@ -14,7 +14,7 @@ from ..run.registry import has_lambda, printed
 from ..run.store import RunRecord
 from ..tasks import Score
 
-BASELINES_FIRST = ("proxsgd", "proxgen", "sr2")
+BASELINES_FIRST = ("sgd", "adamw", "gmp", "proxsgd", "proxgen", "sr2")
 """The order of optimizers in tables and legends; others come behind, by name."""
 
 

@@ -119,7 +119,7 @@ def build(records: Iterable[RunRecord], reference: Reference = NOTHING, *, whole
     "not run". With `whole`, the runs of the reference's rows and all of its rows, and nothing else.
     """
     groups = [found for found in group(records) if not whole or reference.find(found.config)]
-    rows = [row_of(found, reference) for found in groups]
+    rows = [row for found in groups for row in rows_of(found, reference)]
     rows += _not_run(groups, reference, whole)
     rows.sort(key=lambda row: order(row.config))  # stable: the variants of a row stay in their order
     return [
@@ -128,12 +128,27 @@ def build(records: Iterable[RunRecord], reference: Reference = NOTHING, *, whole
     ]
 
 
+def rows_of(group: Group, reference: Reference = NOTHING) -> list[Row]:
+    """The row of runs that differ in their seed, and a second one of their averages, where there are."""
+    last, names = row_of(group, reference), (group.score.name, *SHARES)
+    found = [[(r.result or {}).get(f"average_{name}") for r in group.finished] for name in names]
+    values = tuple(_value(numbers, last.score.digits if i == 0 else 2) for i, numbers in enumerate(found))
+    if values[0] is None:
+        return [last]
+    notes = [f"{last.note}; {which}".removeprefix("; ") for which in ("last iterate", "average of the iterates")]
+    nothing = (None, None, None)
+    average = dataclasses.replace(last, values=values, published=nothing, note=notes[1])
+    return [dataclasses.replace(last, note=notes[0]), average]
+
+
 def row_of(group: Group, reference: Reference = NOTHING) -> Row:
     """The row of runs that differ in their seed."""
     config, done = group.config, group.finished
     unfinished = len(group.records) - len(done)
     settings, telling = config.flat(), in_order({*group.differs, *(reference.departures(config) or ())})
     notes = [settings_text({name: settings.get(name) for name in telling})]
+    if config.hold_out and "hold_out" not in telling:
+        notes.append(f"on {config.hold_out} held out")
     if done and unfinished:
         notes.append(f"{unfinished} more unfinished")
     if not done:

@@ -13,12 +13,15 @@ from torch import nn
 
 from ... import optim, regularizers
 from ...optim import ProximalOptimizer
+from ...optim.parts import metrics
+from ...optim.parts.rules import Ratio
 from ...regularizers import Regularizer
 from .. import data, models
+from ..baselines import Baseline
 from ..errors import UserError
 from ..names import check_known
 from . import registry
-from .config import Precision, RunConfig
+from .config import FIRST_DEFAULTS, Precision, RunConfig
 from .network import AUTOCAST
 from .options import as_annotated, parameters, parse_pairs
 from .processes import started
@@ -48,10 +51,10 @@ def make_regularizer(config: RunConfig) -> Regularizer | None:
     return made  # type: ignore[no-any-return]
 
 
-def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer:
+def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer | Baseline:
     """The optimizer of the model's parameters, with its options and its regularizer.
 
-    steps: of the whole run, which a cooldown must know.
+    steps: of the whole run, which cooldowns, budgets and the schedules of baselines must know.
     """
     regularizer = make_regularizer(config)
     constructor = registry.find_optimizer(config.optimizer)
@@ -64,13 +67,16 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
             options["batch_growth"] = optim.BatchGrowth(kappa, config.batch, largest=config.largest_batch)
         if options.pop("cooldown", None) is not None and cools_by_itself(config.optimizer):
             options["cooldown"] = cooldown_steps(config, steps)
-        options |= {name: value for name, value in _given(config).items() if name in takes or name == "penalize"}
+        given = _given(config)
+        if _plans(config, regularizer):
+            given["steps"] = max(2, steps)
+        options |= {name: value for name, value in given.items() if name in takes or name == "penalize"}
         try:
             inspect.signature(constructor).bind(model, regularizer, **options)
         except TypeError as error:
             raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}: {error}") from error
         made = constructor(model, regularizer, **options)
-    if not isinstance(made, ProximalOptimizer):
+    if not isinstance(made, ProximalOptimizer | Baseline):
         raise UserError(f"{config.optimizer} {_OWN_OPTIMIZER}, and returned a {type(made).__name__}")
     return made
 
@@ -93,6 +99,14 @@ def _given(config: RunConfig) -> dict[str, Any]:
 _OWN_OPTIMIZER = (
     "is called as (model, regularizer, penalize=…, **options) and must return a sr2.optim.ProximalOptimizer"
 )
+
+
+def _plans(config: RunConfig, regularizer: Regularizer | None) -> bool:
+    """Whether the optimizer is told how many steps there will be: a baseline, and one that has a budget to reach."""
+    if not registry.takes_regularizer(config.optimizer):
+        return True
+    open_ended = any(config.option(name) is not None for name in ("batch_growth", "epsilon"))
+    return regularizer is not None and regularizer.strict and not open_ended
 
 
 def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:
@@ -126,9 +140,12 @@ def _as_user_errors() -> Iterator[None]:
 
 
 def checked(config: RunConfig) -> RunConfig:
-    """The config with `auto` resolved, if it can be run; a UserError that says why, if not. Nothing is loaded."""
-    config = check_place(config)
-    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
+    """The config as it will be run, if it can be; a UserError that says why, if not. Nothing is loaded.
+
+    `auto` is resolved, and what SR2 chooses today where nothing was said is written out (`spelled_out`).
+    """
+    config = without_regularizer(check_place(config))
+    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("hold_out", 0)):
         if getattr(config, name) < least:
             raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
     if config.seed >= 2**63:
@@ -143,11 +160,56 @@ def checked(config: RunConfig) -> RunConfig:
                 raise UserError(f"leave out cooldown={share:g} or {name}={_plain(value)}: they exclude each other")
     if config.certificate and config.optimizer != "sr2":
         raise UserError(f"a certificate is about steps of sr2, and the optimizer is {config.optimizer}")
-    if config.certificate and (config.option("momentum") or config.option("metric")):
-        raise UserError("a certificate is about plain gradients: leave out momentum and metric, or the certificate")
     # What it finds wrong with its options, it says itself.
-    make_optimizer(dataclasses.replace(config, device="cpu"), nn.Linear(2, 2))
+    config = spelled_out(config, make_optimizer(dataclasses.replace(config, device="cpu"), nn.Linear(2, 2)))
+    if config.certificate and (config.option("momentum") or config.option("metric")):
+        raise UserError("a certificate is about plain gradients: add --momentum 0 --metric none, or leave it out")
     return config
+
+
+def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
+    """The config with what SR2's constructor chose by itself, where the first version would have chosen otherwise.
+
+    So a `config.json` means the same run, and has the same key, whatever the constructor's defaults are one day.
+
+    made: the optimizer of the config, on any model.
+    """
+    if config.optimizer != "sr2" or not isinstance(made, optim.SR2):
+        return config
+    rule = type(made.rule)
+    chosen: dict[str, Any] = {
+        "metric": next((name for name, kind in metrics.NAMES.items() if type(made.metric) is kind), "none"),
+        "average": made.averaging is not None,
+        "sigma_min": made.sigma_min,
+    }
+    if "direction" not in config.options:
+        chosen["momentum"] = made.momentum
+    if "rule" not in config.options:
+        chosen["rule"] = "none" if rule is Ratio else f"sr2.rules:{rule.__name__}"
+    if "rule" not in config.options and rule is Ratio:
+        chosen |= {name: getattr(made.rule, name) for name in ("eta1", "eta2", "gamma1", "gamma3")}
+    chosen = {name: value for name, value in chosen.items() if value != FIRST_DEFAULTS[name]}
+    return config.having(**{**chosen, **config.options})
+
+
+def without_regularizer(config: RunConfig) -> RunConfig:
+    """The config of an optimizer that takes no regularizer; one that was asked for is a UserError.
+
+    A budget is none to an optimizer that prunes by itself: its density is an option of that.
+
+    >>> without_regularizer(RunConfig(optimizer="gmp", regularizer="l0_ball", reg=("density=0.05",))).label
+    'GMP density=0.05'
+    """
+    if config.regularizer == "none" or registry.takes_regularizer(config.optimizer):
+        return config
+    if config.regularizer == "l0_ball" and registry.has_option(config.optimizer, "density"):
+        budget = parse_pairs("--reg", "a constant of a regularizer", config.reg, {})
+        if [*budget] == ["density"]:
+            config = config.having(options={"density": budget["density"], **config.options})
+            return dataclasses.replace(config, regularizer="none", reg=())
+    if any(getattr(config, name) != getattr(RunConfig, name) for name in ("regularizer", "lam", "reg")):
+        raise UserError(f"{config.optimizer} has no regularizer: leave out --regularizer, --lam and --reg")
+    return dataclasses.replace(config, regularizer="none")
 
 
 def check_place(config: RunConfig) -> RunConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -9,15 +10,15 @@ from typing import Any
 
 from ..errors import UserError
 from . import registry
-from .build import checked, make_regularizer
+from .build import checked, make_regularizer, without_regularizer
 from .config import RunConfig, Settings, setting
 from .on_ray import Place, train_on_ray
+from .one import train
 from .options import parse
 from .processes import started
 from .progress import Watch
 from .shared import Folder, join
 from .stop import DivergedError, StoppedError, StopSignals
-from .train import train
 
 HERE = Place()
 
@@ -27,10 +28,17 @@ class Grid(Settings):
     """What to compare; every other setting is shared, and an option goes to the optimizers that have it."""
 
     optimizers: tuple[str, ...] = setting(
-        ("sr2", "proxgen", "proxsgd"), "Each may bring options of its own: sr2 proxgen,lr=0.1,momentum=0.9.", ""
+        ("sr2", "proxgen", "proxsgd"),
+        "Each may bring options of its own: sr2 gmp,density=0.05 adamw,lr=0.003 sgd proxgen,lr=0.1.",
+        "",
     )
     regularizers: tuple[str, ...] = setting(("l1", "l0"), "Each may bring constants: l1 lp,p=0.5 none.", "")
     lams: tuple[float, ...] = setting((1e-4, 1e-3, 1e-2), "lambdas, for the regularizers that have one.", "")
+    densities: tuple[float, ...] = setting(
+        (),
+        "Budgets, each as the share of weights that are not zero: 0.1 0.05 0.01. Alone, they are all that is compared.",
+        "",
+    )
     seeds: tuple[int, ...] = setting((0,), "Seeds.")
 
 
@@ -42,14 +50,14 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
     ['SR2 l1 0.1', 'SR2 l0 0.1', 'ProxSGD l1 0.1']
     """
     optimizers = [_optimizer(grid, text) for text in grid.optimizers]
-    regularizers = [_regularizer(text) for text in grid.regularizers]
+    regularizers = [_regularizer(text) for text in _regularizers(grid)]
     _check_each(grid, optimizers, regularizers)
     runs: dict[str, RunConfig] = {}
     left_out: dict[str, str] = {}
     for optimizer, regularizer in itertools.product(optimizers, regularizers):
         for lam, seed in itertools.product(_lams(grid, regularizer), grid.seeds):
             try:
-                run = checked(RunConfig(**optimizer, **regularizer, lam=lam, seed=seed))
+                run = checked(_fitting(RunConfig(**optimizer, **regularizer, lam=lam, seed=seed)))
             except UserError as error:  # each is right, and they do not fit
                 pair = f"{optimizer['optimizer']} x {regularizer['regularizer']}"
                 left_out.setdefault(pair, f"{pair} is left out: {error}")
@@ -58,6 +66,13 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
     if not runs:
         raise UserError(next(iter(left_out.values()), "the grid is empty: name an optimizer, a regularizer and a seed"))
     return list(runs.values()), list(left_out.values())
+
+
+def _fitting(run: RunConfig) -> RunConfig:
+    """Of a baseline without a regularizer there is one run for each budget, else one, whatever the others have."""
+    with contextlib.suppress(UserError):
+        return without_regularizer(run)
+    return dataclasses.replace(run, regularizer="none", lam=RunConfig.lam, reg=())
 
 
 def _optimizer(grid: Grid, text: str) -> dict[str, Any]:
@@ -72,6 +87,12 @@ def _optimizer(grid: Grid, text: str) -> dict[str, Any]:
             raise UserError(f"{pair!r} is not an option of {name}: write {name},key=value with key one of {theirs}")
         options[option] = parse(value)
     return {**settings, "optimizer": name, "options": options}
+
+
+def _regularizers(grid: Grid) -> list[str]:
+    """Those of the grid and its budgets; the budgets alone where no others were named."""
+    named = () if grid.densities and grid.regularizers == Grid.regularizers else grid.regularizers
+    return [*named, *(f"l0_ball,density={density:g}" for density in grid.densities)]
 
 
 def _regularizer(text: str) -> dict[str, Any]:

@@ -37,6 +37,9 @@ class Settings:
     )
     epochs: int = setting(30, "Passes over the training examples.")
     batch: int = setting(128, "Examples per step.")
+    hold_out: int = setting(
+        0, "So many training examples are not trained on and take the test examples' place: for choices."
+    )
     options: Mapping[str, Value] = field(default_factory=dict)
     """Of the optimizer; one that is not here stays at the optimizer's own default, and "none" is None."""
     largest_batch: int = setting(4096, "With batch_growth: the largest batch.")
@@ -78,17 +81,6 @@ class Settings:
         {'sigma': 1.0}
         """
         return cls().having(**values)
-
-    def flat(self) -> dict[str, Any]:
-        """Settings and options side by side, in one order: what `of` takes."""
-        first = [name for name in FIRST_OPTIONS if name in self.options]
-        found: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if name == "options":
-                found |= {n: value[n] for n in dict.fromkeys([*first, *value])}
-            else:
-                found[name] = value
-        return found
 
     def having(self, **values: Any) -> Self:
         """The same with other settings and options; an option that is None is taken away."""
@@ -143,15 +135,39 @@ class RunConfig(Settings):
         return cls(**{**given, "reg": tuple(given.get("reg", ()))})
 
     @property
+    def telling(self) -> dict[str, Value]:
+        """The options that tell this run from others: without those that say what was so before they could be said.
+
+        >>> RunConfig.of(sigma=1, average=False).telling
+        {'sigma': 1.0}
+        """
+        meant = FIRST_DEFAULTS if self.optimizer == "sr2" else {}
+        return {n: v for n, v in self.options.items() if n in FIRST_OPTIONS or v != meant.get(n)}
+
+    def flat(self) -> dict[str, Any]:
+        """Settings and telling options side by side, in one order."""
+        telling = self.telling
+        first = [name for name in FIRST_OPTIONS if name in telling]
+        found: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if name == "options":
+                found |= {n: telling[n] for n in dict.fromkeys([*first, *telling])}
+            else:
+                found[name] = value
+        return found
+
+    @property
     def key(self) -> str:
         """The name of the run's folder: readable, and a hash of what tells it from other runs.
 
-        Hashed are the options, the settings of the first version (`FIRST_SETTINGS`), and of those that came later the
-        ones that differ from their defaults: so a new setting leaves every key as it was.
+        Hashed are the telling options, the settings of the first version (`FIRST_SETTINGS`), and of those that came
+        later the ones that differ from their defaults: so a new setting leaves every key as it was. No default of a
+        constructor is looked up here: it may be another one tomorrow (`checked` writes it out where it already is).
         """
         settings = {n: v for n, v in self.to_dict().items() if n in FIRST_SETTINGS or v != _default(n)}
         settings["reg"] = sorted(self.reg)
-        settings |= {n if n not in FIRST_SETTINGS else f"opt.{n}": v for n, v in settings.pop("options", {}).items()}
+        settings.pop("options", None)
+        settings |= {n if n not in FIRST_SETTINGS else f"opt.{n}": v for n, v in self.telling.items()}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
         words = [self.data, self.model, self.optimizer, self.regularizer, *self._lam()]
         readable = "-".join(re.sub(r"\W+", ".", word) if ":" in word else word for word in words)
@@ -164,7 +180,12 @@ class RunConfig(Settings):
         >>> RunConfig(regularizer="lp", reg=("p=0.5",)).label
         'SR2 lp 0.001 p=0.5'
         """
-        return " ".join([registry.printed(self.optimizer), self.regularizer, *self._lam(), *self.reg])
+        density = self.option("density")
+        own = [] if density is None else [f"density={density:g}"]
+        penalty = [self.regularizer, *self._lam(), *self.reg]
+        if ":" not in self.optimizer and not registry.takes_regularizer(self.optimizer):
+            penalty = []
+        return " ".join([registry.printed(self.optimizer), *penalty, *own])
 
     def _lam(self) -> list[str]:
         own = ":" in self.regularizer  # a name must not depend on whether the user's module can be imported
@@ -183,6 +204,21 @@ FIRST_OPTIONS = (
     *("batch_growth", "lr", "weight_decay", "lr_decay", "rho", "rho_decay"),
 )
 """The options that stood among the settings of a `config.json` of the first version. Closed, too."""
+FIRST_DEFAULTS: Mapping[str, Value] = {
+    "eta1": 7.5e-4,
+    "eta2": 0.99,
+    "gamma1": 5.56,
+    "gamma3": "auto",
+    "rule": "none",
+    "sigma_min": 1e-6,
+    "momentum": 0.0,
+    "direction": "none",
+    "metric": "none",
+    "schedule": "none",
+    "average": False,
+    "test_every": 1.0,
+}
+"""What SR2 did in the first version where nothing was said: what a `config.json` means that does not say it. Frozen."""
 
 
 def _default(name: str) -> Any:

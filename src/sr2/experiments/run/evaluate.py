@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ... import recalibrate
 from ...optim.capture import run_beside
 from ...zeros import sparsity
 from .problem import Problem
 from .processes import ALONE, Processes
+from .view import OptimizerView
 
 SMALL = 1e-3
 """The paper counts |w| <= 1e-3 beside w = 0."""
@@ -63,7 +67,6 @@ class CapturedSums:
         return total
 
 
-@torch.no_grad()
 def recalibrate_(problem: Problem) -> bool:
     """Estimate every batch-norm's statistics anew, over the training batches of one epoch, as they are trained on.
 
@@ -73,24 +76,25 @@ def recalibrate_(problem: Problem) -> bool:
     Returns:
         whether the network has any.
     """
-    norms = [m for m in problem.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if not norms:
+    if not any(isinstance(m, _BatchNorm) and m.track_running_stats for m in problem.model.modules()):
         return False
-    problem.model.eval()
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.train()
-    try:
-        for seen, (x, _) in enumerate(problem.batches.epoch(0)):
-            for norm in norms:
-                norm.momentum = 1 / (seen + 1)  # the plain mean over batches
-            problem.outputs(x)
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-            norm.eval()
+    with problem.arithmetic():
+        recalibrate.recalibrate_(problem.model.eval(), problem.batches.epoch(0))
     return True
+
+
+@contextmanager
+def averaged(problem: Problem, view: OptimizerView) -> Iterator[None]:
+    """The network with the average of the iterates, and batch norm for it; afterwards it is as it was."""
+    before = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
+    with view.averaged():
+        try:
+            recalibrate_(problem)
+            yield
+        finally:
+            with torch.no_grad():
+                for name, buffer in problem.model.named_buffers():
+                    buffer.copy_(before[name])
 
 
 def percent_zero(model: nn.Module, threshold: float = 0.0) -> float:

@@ -19,7 +19,7 @@ from ...export.measure import macs, milliseconds, parameters
 from ..errors import UserError
 from ..listing import headed_table
 from .problem import Problem
-from .store import WEIGHTS, RunRecord, RunStore, read_run
+from .store import WEIGHTS, RunRecord, RunStore, Which, read_run, weights_file
 from .trained import trained
 
 FIGURES = ("bytes", "parameters", "macs", "milliseconds")
@@ -83,24 +83,24 @@ FORMATS: dict[str, Callable[[Problem, Path, Tensor], Export]] = {
 }
 
 
-def export_run(folder: Path, kind: str, *, trust: bool = False) -> dict[str, Any]:
+def export_run(folder: Path, kind: str, *, trust: bool = False, weights: Which | None = None) -> dict[str, Any]:
     """Write a run's network in a format, measure it against the original, and keep the figures in `export.json`.
 
     Args:
         folder: of a finished run.
         kind: one of `FORMATS`.
-        trust: see `trained`.
+        trust, weights: see `trained`.
     """
     on_cuda = kind == "2:4"
     if on_cuda and not torch.cuda.is_available():
         raise UserError("2:4 needs an NVIDIA GPU, and torch sees none here: use --format safetensors or onnx")
-    problem = trained(folder, "cuda" if on_cuda else "cpu", trust=trust)
+    problem = trained(folder, "cuda" if on_cuda else "cpu", trust=trust, weights=weights)
     model = problem.model.bfloat16() if on_cuda else problem.model
     x = next(iter(problem.test))[0]
     x = (x if on_cuda else x[:1]).clone()  # a GPU is not for one example
     x = x.to(torch.bfloat16) if on_cuda and x.is_floating_point() else x
     score = problem.task.score.name
-    dense = Export(folder / WEIGHTS, copy.deepcopy(model).eval(), parameters(model), macs(model, x))
+    dense = Export(weights_file(folder, weights), copy.deepcopy(model).eval(), parameters(model), macs(model, x))
     with _one_sentence(folder), torch.no_grad():
         made = FORMATS[kind](problem, folder, x)
         times = milliseconds(lambda: dense.outputs(x), lambda: made.outputs(x))
@@ -109,6 +109,7 @@ def export_run(folder: Path, kind: str, *, trust: bool = False) -> dict[str, Any
         row: dict[str, Any] = {
             "format": kind,
             "file": made.file.name,
+            "of": dense.file.name,
             "batch": len(x),
             "device": torch.cuda.get_device_name() if on_cuda else f"CPU, {torch.get_num_threads()} threads",
         }
@@ -126,7 +127,7 @@ def export_run(folder: Path, kind: str, *, trust: bool = False) -> dict[str, Any
     return row
 
 
-def export_runs(records: Iterable[RunRecord], kind: str, *, trust: bool = False) -> int:
+def export_runs(records: Iterable[RunRecord], kind: str, *, trust: bool = False, weights: Which | None = None) -> int:
     """Export the runs that have their weights, and print a table of each; the exit code."""
     console, done = Console(), 0
     for record in records:
@@ -135,13 +136,13 @@ def export_runs(records: Iterable[RunRecord], kind: str, *, trust: bool = False)
             print(f"skipped: {record.path / WEIGHTS} is not there: {why}", file=sys.stderr)
             continue
         with console.status(f"exporting {record.path}"):
-            row = export_run(record.path, kind, trust=trust)
+            row = export_run(record.path, kind, trust=trust, weights=weights)
         title = f"{record.config.label} ({record.path.name}), batch {row['batch']}, {row['device']}"
         table = headed_table(title, "name", "before", "after", "ratio")
         for cells in figure_cells(row, record):
             table.add_row(*cells)
         console.print(table)
-        print(f"written: {record.path / row['file']}")
+        print(f"written: {record.path / row['file']}, of {row['of']}")
         done += 1
     if not done:
         print("error: there is nothing to export: no run that was named has its weights", file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..data.cache import write_atomically
 from ..errors import UserError, short
+from ..tasks import Score
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -117,6 +118,26 @@ _SUM = "sha256"
 def _sum_of(value: dict[str, Any]) -> str:
     """Of what is said, not of how it is written."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def check_sum(path: Path, result: Any) -> None:
+    """Whether a file is the one that the run has ended with, where its result says which."""
+    files = result.get("files") if isinstance(result, dict) else None
+    said = files.get(path.name) if isinstance(files, dict) else None
+    if said is None or not path.exists():
+        return
+    with named_errors(path, "read"):
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != said:
+        raise UserError(f"{path} was changed since the run ended: {way_out(path)}")
+
+
+def score_of(env: dict[str, Any]) -> Score:
+    """Runs that say nothing are of images with labels, as the first version had them."""
+    said = env.get("score")
+    if isinstance(said, dict) and all(isinstance(said.get(name), str) for name in ("name", "unit")):
+        return Score(said["name"], said["unit"])
+    return Score()
 
 
 def way_out(path: Path) -> str:

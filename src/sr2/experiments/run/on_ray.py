@@ -18,10 +18,10 @@ from typing import Any, Literal
 from ..data.fetch import ensure
 from ..errors import UserError
 from .config import RunConfig
+from .one import train
 from .progress import Watch
 from .shared import Folder, is_address
 from .stop import StoppedError, StopSignals
-from .train import train
 
 PATIENCE = 60.0
 """Seconds that runs have to save themselves when the user stops the grid."""
@@ -114,7 +114,7 @@ def _answer(ray: Any, ready: Any) -> tuple[bool, str]:
         return answer
     except ray.exceptions.RayError as error:
         first = str(error).strip().splitlines()[0]
-        return False, f"a worker of Ray was lost ({type(error).__name__}: {first}): run the same command to go on"
+        return False, f"a worker of Ray failed ({type(error).__name__}: {first}): run the same command to go on"
 
 
 def _stop(ray: Any, waiting: list[Any]) -> None:

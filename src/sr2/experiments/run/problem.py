@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...optim.closure.twice import untouched
 from ..data import Batches, EvalBatches, eval_batches, load
@@ -29,7 +29,7 @@ class Problem:
         model: the network with its first weights, on the device.
         task: of the data set: its loss and its score.
         batches: the training batches.
-        test: the test examples, in order, not augmented.
+        test: the test examples, or those that are held out in their place; in order, not augmented.
         loss, outputs, arithmetic: of the network in the run's precision, see `Network`.
         together: the processes that train it.
         trained: the network as they train it, each on its part of a batch; with one process, the same network.
@@ -44,8 +44,10 @@ class Problem:
         if on_cuda:
             _set_up_cuda(config.precision, config.deterministic)
         dataset = load(config.data)
-        torch.manual_seed(config.seed)
-        model = build(config.model, dataset.outputs, dataset.in_shape)
+        if config.hold_out:
+            dataset = dataset.holding_out(config.hold_out)
+        self._shape = dataset.outputs, dataset.in_shape
+        model = self._build()
         self.model = model.to(device)
         if on_cuda:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -64,6 +66,17 @@ class Problem:
         if together.size > 1:
             self.trained = Network(together.wrap(model), device, config.precision, self.task)
         self.loss = self.trained.loss
+
+    def _build(self) -> nn.Module:
+        """A network with the first weights; the generator is afterwards where it is at the start of a run."""
+        torch.manual_seed(self.config.seed)
+        return build(self.config.model, *self._shape)
+
+    def start_again(self) -> None:
+        """The network with its first weights, in the same tensors: what was compiled for them stays compiled."""
+        self.model.load_state_dict(self._build().state_dict())
+        self.model.zero_grad(set_to_none=True)
+        self.model.eval()
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
         """What is made once for this problem and used again: `make` is called the first time."""
@@ -124,6 +137,34 @@ class Problem:
         except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             what = f"{' x '.join(map(str, x.shape[1:]))} {self.task.examples} of {config.data}"
             raise UserError(f"{config.model} fails on the {what}{mode}: {error}") from error
+
+
+class Problems:
+    """The problem of the last run, for the next one if it is of the same network, data and arithmetic.
+
+    Networks of one's own may hold more than their weights: they are made anew.
+    """
+
+    def __init__(self) -> None:
+        self._last: Problem | None = None
+
+    def of(self, config: RunConfig) -> Problem:
+        """As `Problem(config)`."""
+        last = self._last
+        if last is None or ":" in config.model or _same_problem(last.config) != _same_problem(config):
+            self._last = None  # before the next one takes its memory
+            self._last = Problem(config)
+        else:
+            last.start_again()
+        assert self._last is not None
+        return self._last
+
+
+def _same_problem(config: RunConfig) -> tuple[object, ...]:
+    return (
+        *(config.data, config.hold_out, config.model, config.batch, config.augment, config.seed),
+        *(config.precision, config.compile, config.deterministic, config.device),
+    )
 
 
 def _set_up_cuda(precision: str, deterministic: bool) -> None:

@@ -41,7 +41,8 @@ class Watch:
     def finished(self, path: Folder) -> None:
         """A run that ended just now."""
         row, score = self._trainer.metrics[-1], self._trainer.problem.task.score
-        row = {**row, score.name: row[f"test_{score.name}"]}
+        row = {**row, score.name: row[f"test_{score.name}"], "held_out": self._trainer.config.hold_out}
+        row[f"average_{score.name}"] = row.get(f"average_test_{score.name}")
         self.say(f"{self._count()}{self._trainer.config.label}: {_result(row, score)}, in {path}")
 
     @contextlib.contextmanager
@@ -92,7 +93,7 @@ class Watch:
         words = [
             f"epoch {row['epoch']:{len(str(epochs))}}/{epochs}",
             f"loss {row['loss']:.4f}",
-            f"test {score.text(row[f'test_{score.name}'])}",
+            f"{'held out' if self._trainer.config.hold_out else 'test'} {score.text(row[f'test_{score.name}'])}",
             f"zeros {row['zero_pct']:.2f} %",
         ]
         if row["sigma"] is not None:
@@ -107,4 +108,8 @@ class Watch:
 
 
 def _result(values: dict[str, Any], score: Score) -> str:
-    return f"{score.name} {score.text(values[score.name])}, zeros {values['zero_pct']:.2f} %"
+    held = f" on {values['held_out']} held out" if values.get("held_out") else ""
+    said = f"{score.name} {score.text(values[score.name])}{held}, zeros {values['zero_pct']:.2f} %"
+    if (average := values.get(f"average_{score.name}")) is None:
+        return said
+    return f"{said}; average of the iterates {score.text(average)}, zeros {values['average_zero_pct']:.2f} %"

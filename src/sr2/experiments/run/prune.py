@@ -13,7 +13,7 @@ from ...zeros import prune_
 from ..listing import headed_table
 from .evaluate import evaluate, percent_zero, recalibrate_
 from .problem import Problem
-from .store import WEIGHTS, RunRecord, RunStore, read_run
+from .store import AVERAGE, WEIGHTS, RunRecord, RunStore, Which, read_run, weights_file
 from .trained import trained
 
 LEVELS = range(1, 9)
@@ -47,20 +47,26 @@ def sweep(problem: Problem) -> dict[str, Any]:
     return {"rows": rows, "unpruned": unpruned}
 
 
-def prune_run(folder: Path, device: str | None = None, *, trust: bool = False) -> dict[str, Any]:
+def prune_run(
+    folder: Path, device: str | None = None, *, trust: bool = False, weights: Which | None = None
+) -> dict[str, Any]:
     """The sweep of a finished run, written to its `prune.json`; the stored weights are only read.
 
     Args:
         folder: of the run.
         device: where to evaluate, if not where the run was trained.
-        trust: see `trained`.
+        trust, weights: see `trained`.
     """
-    result = sweep(trained(folder, device, trust=trust))
+    result = sweep(trained(folder, device, trust=trust, weights=weights))
+    if weights_file(folder, weights).name == AVERAGE:
+        result["weights"] = "average"
     RunStore(folder, read_run(folder).config).write_prune(result)
     return result
 
 
-def prune_runs(records: Iterable[RunRecord], device: str | None = None, *, trust: bool = False) -> int:
+def prune_runs(
+    records: Iterable[RunRecord], device: str | None = None, *, trust: bool = False, weights: Which | None = None
+) -> int:
     """Prune the runs that have their weights, and print their sweeps; the exit code of `sr2 prune`."""
     console, done = Console(), 0
     for record in records:
@@ -69,9 +75,10 @@ def prune_runs(records: Iterable[RunRecord], device: str | None = None, *, trust
             print(f"skipped: {record.path / WEIGHTS} is not there: {why}", file=sys.stderr)
             continue
         with console.status(f"pruning {record.path}"):
-            sweep = prune_run(record.path, device, trust=trust)
+            sweep = prune_run(record.path, device, trust=trust, weights=weights)
         score = record.score
-        title = f"{record.config.label} ({record.path.name})"
+        which = ", average of the iterates" if "weights" in sweep else ""
+        title = f"{record.config.label} ({record.path.name}){which}"
         table = headed_table(title, "|w| <=", "zeros %", score.heading, "batch-norm anew")
         plain, digits = sweep["unpruned"], score.digits
         table.add_row("as trained", f"{plain['sparsity_pct']:.2f}", f"{plain[score.name]:.{digits}f}", "")

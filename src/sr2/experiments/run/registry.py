@@ -1,4 +1,4 @@
-"""The regularizers and optimizers by the names that users type. They are found in the library: nothing is listed here.
+"""The regularizers and optimizers by the names that users type. They are found in the library and in `baselines`.
 
 An optimizer or regularizer of one's own is `module:callable`.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from ... import optim, regularizers
 from ...optim import ProximalOptimizer
 from ...regularizers import Regularizer
+from ..baselines import GMP, SGD, AdamW, Baseline
 from ..names import check_known, import_callable
 from .options import parameters
 
@@ -30,10 +31,10 @@ def _classes(module: Any, base: type, name: Callable[[str], str]) -> dict[str, C
 
 REGULARIZERS = _classes(regularizers, Regularizer, _snake)
 """The built-in regularizers by the names that users type."""
-OPTIMIZERS = _classes(optim, ProximalOptimizer, str.lower)
+OPTIMIZERS = _classes(optim, ProximalOptimizer, str.lower) | {c.__name__.lower(): c for c in (AdamW, SGD, GMP)}
 """The built-in optimizers by the names that users type."""
 
-GIVEN = frozenset(("params", "regularizer", "penalize", "capturable", "autocast"))
+GIVEN = frozenset(("params", "regularizer", "penalize", "capturable", "autocast", "reach", "steps"))
 """Arguments of an optimizer that follow from the run's settings: they are no options."""
 
 
@@ -60,6 +61,16 @@ def printed(optimizer: str) -> str:
     return OPTIMIZERS[optimizer].__name__ if optimizer in OPTIMIZERS else optimizer
 
 
+def takes_regularizer(optimizer: str) -> bool:
+    """Whether the optimizer of that name minimizes f + R; the baselines minimize f.
+
+    >>> takes_regularizer("sr2"), takes_regularizer("gmp")
+    (True, False)
+    """
+    constructor = find_optimizer(optimizer)
+    return not (isinstance(constructor, type) and issubclass(constructor, Baseline))
+
+
 def constants(regularizer: str) -> dict[str, Any]:
     """The constants of a regularizer and their defaults."""
     if regularizer == "none":
@@ -82,7 +93,8 @@ def option_names(optimizer: str) -> list[str]:
     """
     takes = parameters(find_optimizer(optimizer))
     named = [n for n, p in list(takes.items())[2:] if n not in GIVEN and p.kind is not p.VAR_KEYWORD]
-    return named + (["cooldown"] if "lr" in named and "cooldown" not in named else [])
+    schedules_itself = "cooldown" in takes or "steps" in takes
+    return named + (["cooldown"] if "lr" in named and not schedules_itself else [])
 
 
 def has_option(optimizer: str, option: str) -> bool:

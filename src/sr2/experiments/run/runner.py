@@ -106,7 +106,7 @@ class StepRunner:
             "sigma": self.view.sigma,
             "rho": rho / tested if tested else None,
             "batch": self.view.batch,
-            **{name: counts.get(name) for name in COUNTS},
+            **{name: counts.get(name) for name in (*COUNTS, *(n for n in counts if n not in COUNTS))},
         }
 
     def _total(self) -> Tensor:

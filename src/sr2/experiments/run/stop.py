@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from types import FrameType
+from typing import Self
 
 from ..errors import UserError
 
@@ -17,17 +20,27 @@ class DivergedError(UserError):
 
 
 class StopSignals:
-    """SIGINT and SIGTERM ask to stop after the current step; the second one stops at once.
+    """SIGINT and SIGTERM ask to stop after the current step; the second one stops at once. So does the end of the time.
 
     >>> with StopSignals() as stop:
     ...     stop.asked
     False
+
+    Args:
+        minutes: after so many it is as if a signal had come; None waits for one.
     """
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, minutes: float | None = None) -> None:
+        self.told = False
+        """Whether a signal came."""
+        self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
-    def __enter__(self) -> StopSignals:
+    @property
+    def asked(self) -> bool:
+        """Whether to stop after the current step."""
+        return self.told or time.monotonic() >= self._end
+
+    def __enter__(self) -> Self:
         self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -36,6 +49,6 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.told:
             raise KeyboardInterrupt
-        self.asked = True
+        self.told = True

@@ -1,9 +1,9 @@
 """The only disk access of a run: its folder, its checkpoints, what is read back.
 
 `<runs>/<key>/` holds config.json, env.json, metrics.jsonl (a line per epoch), checkpoint.pt and checkpoint.previous.pt,
-and, of a finished run, weights.safetensors, prune.json and result.json; of an exported one, export.json. Every file is
-whole at any moment: it is written beside its place and renamed. The checkpoint is the truth: metrics.jsonl is rewritten
-from it on resume.
+and, of a finished run, weights.safetensors, prune.json and result.json, and average.safetensors where its optimizer
+keeps an average of the iterates; of an exported one, export.json. Every file is whole at any moment: it is written
+beside its place and renamed. The checkpoint is the truth: metrics.jsonl is rewritten from it on resume.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -32,12 +32,14 @@ from .config import RunConfig
 from .environment import environment
 from .files import (
     ENV,
+    check_sum,
     export_kind,
     named_errors,
     read_json,
     read_lines,
     result_kind,
     row_kind,
+    score_of,
     sweep_kind,
     way_out,
     write_file,
@@ -49,7 +51,10 @@ from .shared import Folder, Shared
 from .view import modern
 
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
-WEIGHTS, METRICS = "weights.safetensors", "metrics.jsonl"
+METRICS = "metrics.jsonl"
+WEIGHTS, AVERAGE = "weights.safetensors", "average.safetensors"
+Which = Literal["average", "last"]
+"""Which weights of a run: the average of its iterates, or the last one."""
 _MARK = b"\nsr2 sha256 "
 _TAIL = len(_MARK) + 65  # the mark, 64 hexadecimal digits, the end of the line
 
@@ -69,20 +74,12 @@ class RunRecord:
     @property
     def score(self) -> Score:
         """What the run was judged by: `result` has it under its name, `metrics` under test_ and its name."""
-        return _score(self.env)
+        return score_of(self.env)
 
     @property
     def test_score(self) -> str:
         """The name of the score of the test in `metrics`."""
         return f"test_{self.score.name}"
-
-
-def _score(env: dict[str, Any]) -> Score:
-    """Runs that say nothing are of images with labels, as the first version had them."""
-    said = env.get("score")
-    if isinstance(said, dict) and all(isinstance(said.get(name), str) for name in ("name", "unit")):
-        return Score(said["name"], said["unit"])
-    return Score()
 
 
 def modern_row(row: Any) -> Any:
@@ -104,11 +101,11 @@ def read_run(folder: Path) -> RunRecord:
         path = folder / "config.json"
         raise UserError(f"{path} is not the configuration of a run ({error}): {way_out(path)}") from error
     env = read_json(folder / "env.json", {}, ENV)
-    score = _score(env).name
+    score = score_of(env).name
     result = read_json(folder / "result.json", None, result_kind(score))
     rows = read_lines(folder / METRICS, row_kind(score), modern_row)
     for name in (METRICS, "config.json", "env.json"):
-        _check_sum(folder / name, result)
+        check_sum(folder / name, result)
     return RunRecord(
         folder,
         made,
@@ -118,18 +115,6 @@ def read_run(folder: Path) -> RunRecord:
         read_json(folder / "prune.json", None, sweep_kind(score)),
         read_json(folder / "export.json", None, export_kind(score)),
     )
-
-
-def _check_sum(path: Path, result: Any) -> None:
-    """Whether a file is the one that the run has ended with, where its result says which."""
-    files = result.get("files") if isinstance(result, dict) else None
-    said = files.get(path.name) if isinstance(files, dict) else None
-    if said is None or not path.exists():
-        return
-    with named_errors(path, "read"):
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != said:
-        raise UserError(f"{path} was changed since the run ended: {way_out(path)}")
 
 
 def find_runs(
@@ -156,6 +141,10 @@ def find_runs(
                     raise
                 damaged.append(error)
     return list(found.values())
+
+
+class BusyError(UserError):
+    """Another process trains this run."""
 
 
 class RunStore:
@@ -196,7 +185,7 @@ class RunStore:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise UserError(f"{self.path} is being trained by another process: wait for it, or end it") from error
+                raise BusyError(f"{self.path} is being trained by another process: wait for it, or end it") from error
             for left in self.path.glob(".*.*"):
                 left.unlink(missing_ok=True)
             try:
@@ -290,10 +279,10 @@ class RunStore:
         """All epochs so far."""
         self._write(METRICS, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
-    def write_weights(self, state: dict[str, Tensor]) -> None:
+    def write_weights(self, state: dict[str, Tensor], name: str = WEIGHTS) -> None:
         """The network as safetensors; tied tensors are written under each of their names."""
         copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-        self._write(WEIGHTS, save(copies, {"format": "pt"}))
+        self._write(name, save(copies, {"format": "pt"}))
 
     def write_prune(self, sweep: dict[str, Any]) -> None:
         """The pruning sweep."""
@@ -310,7 +299,7 @@ class RunStore:
 
     def finish(self, result: dict[str, Any]) -> None:
         """The last file of a run, with the sums of those that will not change: from here on it is finished."""
-        files = [self.path / name for name in (WEIGHTS, METRICS, "config.json", "env.json")]
+        files = [self.path / name for name in (WEIGHTS, AVERAGE, METRICS, "config.json", "env.json")]
         sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.exists()}
         self._write_json("result.json", {**result, "files": sums})
 
@@ -323,7 +312,7 @@ class RunStore:
     @property
     def score(self) -> Score:
         """What the run is judged by."""
-        return _score(read_json(self.path / "env.json", {}, ENV))
+        return score_of(read_json(self.path / "env.json", {}, ENV))
 
     def _write_json(self, name: str, value: dict[str, Any]) -> None:
         if self._together.first:
@@ -340,12 +329,20 @@ class RunStore:
             self._shared.send(path)
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a finished run."""
-    path = Path(folder) / WEIGHTS
+def weights_file(folder: Path, which: Which | None = None) -> Path:
+    """The file of a run's average, or of its last iterate; unless said, of the average where there is one."""
+    last, average = Path(folder) / WEIGHTS, Path(folder) / AVERAGE
+    if which == "average" and not average.exists():
+        raise UserError(f"{average} is not there: the run kept no average, or did not finish; use --weights last")
+    return last if which == "last" or not average.exists() else average
+
+
+def read_weights(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
+    """The weights of a finished run, see `weights_file`."""
+    path = weights_file(folder, which)
     if not path.exists():
         raise UserError(f"{path} is not there: the run did not finish, or its weights were deleted")
-    _check_sum(path, read_json(path.with_name("result.json"), {}))
+    check_sum(path, read_json(path.with_name("result.json"), {}))
     try:
         return load_file(path)
     except SafetensorError as error:

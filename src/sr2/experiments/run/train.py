@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...optim import Certificate
-from ..tasks import Score
-from .build import checked, cooldown_steps, cools_by_itself, make_optimizer
+from .build import cooldown_steps, cools_by_itself, make_optimizer
 from .config import RunConfig
-from .evaluate import SMALL, evaluate, histogram, layers, percent_zero
-from .events import events
+from .evaluate import SMALL, averaged, evaluate, histogram, layers, percent_zero
 from .problem import Problem
-from .processes import ALONE, Processes, joined
 from .prune import sweep
 from .runner import CapturedRunner, Metrics, StepRunner
-from .shared import Folder, opened
 from .stop import DivergedError, StoppedError, StopSignals
-from .store import RunStore, modern_row
+from .store import AVERAGE, RunStore, modern_row
 from .view import OptimizerView
 
 FREE_SAVING, SAVING_SHARE = 1.0, 0.03
 """Checkpoints take this many seconds, and after that this share of the time: a large network trains faster than a disk
 takes its weights after every epoch."""
+
+
+AVERAGE_TIMES = 4
+"""How often in a run the average of the iterates is measured; each time takes a pass over the training examples."""
 
 
 class Trainer:
@@ -41,12 +39,13 @@ class Trainer:
         config: checked.
         store: where it is kept.
         stop: asked after every step.
-        together: the processes that train it.
+        problem: of the config, with its first weights; made here unless given.
     """
 
-    def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals, together: Processes = ALONE) -> None:
-        self.config, self.store, self.stop, self.together = config, store, stop, together
-        self.problem = Problem(config, together)
+    def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals, problem: Problem | None = None) -> None:
+        self.config, self.store, self.stop = config, store, stop
+        self.problem = problem or Problem(config)
+        self.together = self.problem.together
         self.problem.check_training(config)
         largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
         steps = config.epochs * len(self.problem.batches)
@@ -54,7 +53,7 @@ class Trainer:
         self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), network, steps)
         cooldown = None if cools_by_itself(config.optimizer) else cooldown_steps(config, steps)
         self.view = OptimizerView(self.optimizer, config.batch, cooldown)
-        captured = self.view.captures and self.problem.device.type == "cuda" and together.size == 1
+        captured = self.view.captures and self.problem.device.type == "cuda" and self.together.size == 1
         self.runner = (CapturedRunner if captured else StepRunner)(self.problem, self.view)
         self.epoch = 0
         """Epochs that are done."""
@@ -123,7 +122,7 @@ class Trainer:
         self.runner.begin(self.epoch)
         while not self.runner.done:
             seen = self.runner.examples
-            self.view.cool(self.steps)
+            self.view.before_step(self.steps)
             try:
                 self.runner.run()
             except FloatingPointError as error:
@@ -177,7 +176,20 @@ class Trainer:
             "seconds": self.seconds,
         }
         row["objective"] = row["loss"] + r
+        if self.view.keeps_average and (self.epoch + 1) % max(1, self.config.epochs // AVERAGE_TIMES) == 0:
+            row |= self._measured_average()
         return {name: _finite(value) for name, value in row.items()}
+
+    def _measured_average(self) -> Metrics:
+        """The average of the iterates at this point, measured; batch norm is estimated anew for it."""
+        with averaged(self.problem, self.view):
+            test_loss, test_score = evaluate(self.problem)
+            return {
+                "average_test_loss": test_loss,
+                f"average_test_{self.score}": test_score,
+                "average_zero_pct": percent_zero(self.problem.model),
+                "average_small_pct": percent_zero(self.problem.model, SMALL),
+            }
 
     # ---- what lasts
 
@@ -230,13 +242,17 @@ class Trainer:
                 f"residual {found.residual:.4g} ± {found.residual_error:.2g}, in {path}"
             )
         self.store.write_weights(model.state_dict())
-        self.store.write_prune(sweep(self.problem))
+        average = self._finish_average()
+        if average is None:
+            self.store.write_prune(sweep(self.problem))
         self.store.finish(
             {
                 "config": self.config.to_dict(),
+                **({"held_out": self.config.hold_out} if self.config.hold_out else {}),
                 self.score: last[f"test_{self.score}"],
                 f"best_{self.score}": max(row[f"test_{self.score}"] for row in self.metrics),
                 **{name: last[name] for name in ("zero_pct", "small_pct", "loss", "objective")},
+                **(average or {}),
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "epochs": self.epoch,
                 "stopped": stopped,
@@ -245,6 +261,20 @@ class Trainer:
                 "histogram": histogram(model),
             }
         )
+
+    def _finish_average(self) -> Metrics | None:
+        """Weights and the pruning sweep of the average, where there is one, and what it is worth."""
+        if not self.view.keeps_average:
+            return None
+        last = self.metrics[-1]
+        if "average_zero_pct" not in last:  # it stopped early
+            last |= {name: _finite(value) for name, value in self._measured_average().items()}
+            self.store.write_metrics(self.metrics)
+        with averaged(self.problem, self.view):
+            self.store.write_weights(self.problem.model.state_dict(), AVERAGE)
+            self.store.write_prune(sweep(self.problem) | {"weights": "average"})
+        found = {f"average_{self.score}": last[f"average_test_{self.score}"]}
+        return found | {name: last[name] for name in ("average_zero_pct", "average_small_pct")}
 
     def _certificate(self) -> Certificate:
         """The paper's bound at the last point, over the batches of one more epoch."""
@@ -258,80 +288,3 @@ class Trainer:
 def _finite(value: Any) -> Any:
     """JSON has no inf and no nan: null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class Watcher(Protocol):
-    """What shows a run to its user; `progress.Watch` does."""
-
-    def run(self, trainer: Trainer) -> contextlib.AbstractContextManager[None]:
-        """Around the training of one run."""
-
-    def step(self, examples: int) -> None:
-        """A step was taken on that many examples."""
-
-    def epoch(self, row: Metrics) -> None:
-        """An epoch was measured."""
-
-    def finished(self, path: Folder) -> None:
-        """A run ended just now."""
-
-    def skipped(self, path: Folder, result: dict[str, Any], score: Score) -> None:
-        """A run was finished before."""
-
-    def say(self, sentence: str) -> None:
-        """A line above whatever is going on."""
-
-
-def train(config: RunConfig, root: Folder, watch: Watcher, stop: StopSignals, tensorboard: bool = False) -> Folder:
-    """Train a run to its end, or find it finished; returns its folder.
-
-    Args:
-        config: any; what cannot be run is a UserError before anything starts.
-        root: the folder of runs, a path or an address with ://.
-        watch: shows the run.
-        stop: asked after every step.
-        tensorboard: whether to write TensorBoard's event files into the run's folder.
-    """
-    config = checked(config)
-    with joined(config) as together, opened(root) as shared:
-        path = Path(root) / config.key if shared is None else shared.here / config.key
-        if shared is not None and together.first:
-            shared.fetch(config.key)
-        return _train(config, RunStore(path, config, together, shared), watch, stop, tensorboard, together)
-
-
-def _train(
-    config: RunConfig, store: RunStore, watch: Watcher, stop: StopSignals, tensorboard: bool, together: Processes
-) -> Folder:
-    if _finished(store, watch, together):  # before it is locked: nobody writes to it, and perhaps nobody can
-        return store.shown
-    with store.locked():
-        if _finished(store, watch, together):  # another process was quicker
-            return store.shown
-        with events(store.path if tensorboard and together.first else None) as log:
-            trainer = Trainer(config, store, stop, together)
-            store.start(trainer.problem.model, trainer.problem.task.score)
-            with watch.run(trainer):
-                for row in trainer.run(watch.step):
-                    watch.epoch(row)
-                    log(row)
-        if trainer.stopped_early:
-            watch.say(trainer.stopped_early)
-    watch.finished(store.shown)
-    if trainer.certified:
-        watch.say(trainer.certified)
-    return store.shown
-
-
-def _finished(store: RunStore, watch: Watcher, together: Processes) -> bool:
-    result = store.result if together.first else None
-    if not together.any(result is not None):
-        return False
-    if result is None:
-        return True
-    if store.knows_network:
-        store.check_network(
-            Problem(dataclasses.replace(store.config, device="cpu", compile=False, precision="fp32")).model
-        )
-    watch.skipped(store.shown, result, store.score)
-    return True

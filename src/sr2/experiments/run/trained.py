@@ -8,10 +8,12 @@ from pathlib import Path
 from ..errors import UserError
 from .build import check_place
 from .problem import Problem
-from .store import RunRecord, RunStore, read_run, read_weights
+from .store import RunRecord, RunStore, Which, read_run, read_weights
 
 
-def trained(folder: Path | str, device: str | None = None, *, trust: bool = False) -> Problem:
+def trained(
+    folder: Path | str, device: str | None = None, *, trust: bool = False, weights: Which | None = None
+) -> Problem:
     """The network of a finished run with its weights, and the examples that it was trained and tested on.
 
     >>> problem = trained("runs/digits-cnn-sr2-l1-0.001-s0-a5b134183c", device="cpu")  # doctest: +SKIP
@@ -23,9 +25,10 @@ def trained(folder: Path | str, device: str | None = None, *, trust: bool = Fals
         device: where to, if not where the run was trained.
         trust: whether to import the `module:callable` that the run's config.json names for its network or its data.
             A folder that somebody else made may name any code.
+        weights: "average" or "last", of the iterates; None is the average where the run has one.
     """
     record = read_run(Path(folder))
-    weights = read_weights(record.path)
+    state = read_weights(record.path, weights)
     if not trust:
         _check_own_code(record)
     # A CPU has no tf32, and compiling does not pay for a few passes.
@@ -34,7 +37,7 @@ def trained(folder: Path | str, device: str | None = None, *, trust: bool = Fals
         config = dataclasses.replace(config, precision="fp32")
     problem = Problem(check_place(config))
     RunStore(record.path, config).check_network(problem.model)
-    problem.load_weights(weights, record.path)
+    problem.load_weights(state, record.path)
     return problem
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import SR2, Certificate, ProximalOptimizer, certificate
+from ...optim import SR2, Certificate, certificate
 from ...optim.parts.schedules import Cooldown
 
 COUNTS = ("accepted", "rejected", "null", "broken")
@@ -29,9 +30,10 @@ def modern(counts: dict[str, Any]) -> dict[str, Any]:
 class OptimizerView:
     """All that a run asks of an optimizer: what an optimizer does not have is None, 0, empty or False here.
 
-    A `ProximalOptimizer` needs `step`, `state_dict` and `load_state_dict`, and no more. What else it may have, under
-    these names: `sigma`, `counts` and `figures` (the rows of an epoch), `batch_size` and `batch_growth` (batches that
-    grow), `converged` and `stationarity` (an end before the last epoch), `estimate_sigma`, `capturable`.
+    An optimizer needs `step`, `state_dict` and `load_state_dict`, and no more. What else it may have, under these
+    names: `before_step` (which is told the number of steps that are done), `sigma`, `counts` and `figures` (the rows of
+    an epoch), `batch_size` and `batch_growth` (batches that grow), `converged` and `stationarity` (an end before the
+    last epoch), `estimate_sigma`, `capturable`, `averaging` and `averaged`.
 
     >>> from sr2 import L1, ProxGEN
     >>> model = torch.nn.Linear(2, 1)
@@ -45,7 +47,7 @@ class OptimizerView:
         cooldown: the first and the last step of a cooldown that lowers the learning rate, if there is to be one.
     """
 
-    def __init__(self, optimizer: ProximalOptimizer, batch: int, cooldown: tuple[int, int] | None = None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, batch: int, cooldown: tuple[int, int] | None = None) -> None:
         self.optimizer, self._batch = optimizer, batch
         self._cooldown = cooldown
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups] if self._cooldown else []
@@ -84,8 +86,10 @@ class OptimizerView:
         """Estimate the first sigma by this closure, which can be differentiated twice."""
         self.optimizer.estimate_sigma(closure)  # type: ignore[attr-defined]
 
-    def cool(self, steps: int) -> None:
-        """In a cooldown the learning rate falls as 1 / sigma does, which SR2 sees to itself."""
+    def before_step(self, steps: int) -> None:
+        """After so many steps. In a cooldown the learning rate falls as 1 / sigma does, which SR2 sees to itself."""
+        if (own := self._ask("before_step")) is not None:
+            own(steps)
         if self._cooldown is None:
             return
         share = float(Cooldown(*self._cooldown).left(torch.tensor(steps)))
@@ -115,7 +119,7 @@ class OptimizerView:
 
     def penalty(self) -> float:
         """R(x), of all groups together."""
-        groups = [g for g in self.optimizer.param_groups if g["regularizer"] is not None]
+        groups = [g for g in self.optimizer.param_groups if g.get("regularizer") is not None]
         return sum(float(g["regularizer"].value([p.detach() for p in g["params"]])) for g in groups)
 
     @property
@@ -133,6 +137,18 @@ class OptimizerView:
         """The paper's bound at the last point."""
         assert isinstance(self.optimizer, SR2)
         return certificate(model, batches, self.optimizer, loss)
+
+    # ---- the average of the iterates
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether there is one."""
+        return self._ask("averaging") is not None
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside, the parameters hold it."""
+        context: AbstractContextManager[None] = self._ask("averaged")()
+        return context
 
     # ---- what lasts
 

@@ -6,6 +6,7 @@ must leave no trace: not in batch-norm's statistics, not in the random number ge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeGuard
@@ -39,6 +40,7 @@ class TwoEvaluations:
         closure: the batch's loss.
         module: whose buffers to protect; None protects none.
         parameters: those the closure's gradients are wanted for.
+        tested: False evaluates at x alone.
         objective: evaluated at both points instead of the closure's loss, which then gives the gradient only.
         around: entered around the evaluation at x, to observe its backward passes.
         watch: what is known of this closure so far.
@@ -59,6 +61,7 @@ class TwoEvaluations:
         closure: Closure,
         module: nn.Module | None,
         parameters: Sequence[Tensor],
+        tested: bool = True,
         *,
         objective: Closure | None = None,
         around: AbstractContextManager[object] | None = None,
@@ -66,13 +69,13 @@ class TwoEvaluations:
         capturable: bool = False,
         twin: torch.Generator | None = None,
     ) -> None:
-        self._closure, self.objective = closure, objective
+        self._closure, self.objective, self.tested = closure, objective if tested else None, tested
         self._module, self._parameters = module, parameters
         self._around = around or nullcontext()
         self._watch, self._capturable = watch, capturable
         self._devices = {p.device for p in parameters}
         self._before = Buffers(module)
-        self._fills_gradients = False
+        self._fills_gradients = self._settled = False
         # A captured graph cannot rewind a generator: its second evaluation draws from the twin.
         self._capturing = capturing()
         self._twin = twin if self._capturing else None
@@ -83,8 +86,8 @@ class TwoEvaluations:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """An error or an interrupt leaves x, buffers and generators as before the step."""
-        if kind is not None:
+        """An error or an interrupt leaves x, buffers and generators as before the step, until it is settled."""
+        if kind is not None and not self._settled:
             if self.move is not None:
                 self.move.put_back()
             self._undo()
@@ -111,8 +114,11 @@ class TwoEvaluations:
         return self.loss
 
     def at_trial(self) -> Tensor:
-        """f where the parameters are now; generators and gradients stay as `at_x` left them, and so do the buffers,
-        unless `settle` is to choose them."""
+        """f where the parameters are now, unless the step is not tested; generators and gradients stay as `at_x` left
+        them, and so do the buffers, unless `settle` is to choose them."""
+        if not self.tested:
+            self.f_trial = self.f
+            return self.f_trial
         with self._watch.looking() if self._watch is not None and self._watch.blind else nullcontext():
             self.f_trial = self._evaluate(self.objective or self._closure, restore=not self._capturable)
         return self.f_trial
@@ -122,19 +128,29 @@ class TwoEvaluations:
 
         That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
         """
-        noise = self.move.noise() if self.move is not None and self.objective is None else None
+        noise = self.move.noise() if self.move is not None and self.objective is None and self.tested else None
         if noise is None:
             return self.loss, self.f, self.f_trial
         # Where the noise is not finite, s is not, and rejects the step itself.
         return self.loss, self.f + torch.where(noise.isfinite(), noise, 0.0), self.f_trial
 
-    def rho(self, make: Callable[[float], Settled], rounding: Rounding, group: Any, sigma: float) -> float:
-        """rho of the step that `make` makes with this sigma; nothing stays moved."""
+    def rho(
+        self,
+        make: Callable[[float], Settled],
+        alive: Callable[[], bool],
+        rounding: Rounding,
+        group: Any,
+        sigma: float,
+    ) -> float:
+        """rho of the step that `make` makes with this sigma, -inf where too little is left; nothing stays moved."""
         self.move = move = make(sigma)
         model = move.to_trial()
+        if not alive():
+            move.put_back()
+            return -math.inf
         self.at_trial()
         move.put_back()
-        evidence = Evidence.gather(self.losses(), model, rounding, group, torch.device("cpu"))
+        evidence = Evidence.gather(self.losses(), model, rounding, group, torch.device("cpu"), reaching=True)
         return float((evidence.actual + evidence.slack) / (evidence.predicted + evidence.slack))
 
     def again(self) -> Tensor:
@@ -147,20 +163,26 @@ class TwoEvaluations:
             self.move.settle(outcome)
         if self._capturable:
             self._after.restore_either(outcome.sound, self._before)
+        elif not (outcome.sound or outcome.null):
+            self._before.restore()
+        self._settled = True  # momentum has moved on, and an interrupt no longer undoes the step
 
-    def look(self, outcome: Outcome) -> None:
-        """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees."""
+    def look(self, outcome: Outcome, *, asks: bool) -> None:
+        """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees.
+
+        asks: a rejection has put x back to where `at_x` found it, so that the closure may be asked there again.
+        """
         evidence = outcome.evidence
         if self._watch is not None and self._watch.looks > 0 and not self._capturing:
             self._watch.leaves(self._parameters)
             self._watch.looks -= 1
-        if self._capturable or self._watch is None or evidence is None or not outcome.sound:
+        if self._capturable or self._watch is None or evidence is None or not (outcome.sound and self.tested):
             return
         if evidence.f_trial == evidence.loss:
             self._watch.unmoved(evidence.loss, evidence.vs)
         else:
             self._watch.unmoved_steps = 0
-        if not (outcome.accepted or outcome.null):
+        if asks and not (outcome.accepted or outcome.null):
             self._watch.rejected(self.loss, self.again)
 
     def _undo(self) -> None:

@@ -19,10 +19,13 @@ from torch import Tensor
 from ...numerics import add, capturing, end_to_end, exact_sum, wide
 from ...regularizers.base import ZERO, Regularizer, Step
 from ..closure.losses import NO_SPARSE
+from ..parts.averaging import move_toward
 from ..parts.directions import Direction
 from ..parts.metrics import Metric, State
 from ..state import Outcome
 
+FAR = 10.0
+"""A loss so many times the largest one at a point that passed a test is a failure, where a step is not tested."""
 NEEDS_A_STEP = "momentum and metrics need a step before a CUDA graph is captured"
 
 
@@ -143,6 +146,7 @@ class Proposal:
         self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
         if self.metric is not None:
             D, self.news = self.metric.update(self.xs, self.gs, self.states)
+            D = D if self.regularizer.diagonal else one_number(D, self.regularizer.by_tensor)
             self.steps = [self.step / d for d in D]
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
@@ -175,6 +179,18 @@ class Proposal:
                 state[name].copy_(torch.where(sound, value, state[name]))
 
 
+def one_number(D: Sequence[Tensor], by_tensor: bool) -> list[Tensor]:
+    """The metric of an R that couples entries: the root mean square of D, of each tensor or of the whole group.
+
+    >>> one_number([torch.tensor([1.0, 7.0])], by_tensor=True)
+    [tensor(5., dtype=torch.float64)]
+    """
+    squares, counts = [exact_sum(wide(d).square()) for d in D], [max(d.numel(), 1) for d in D]
+    if not by_tensor:
+        squares, counts = [add(squares)] * len(D), [sum(counts)] * len(D)
+    return [(square / count).sqrt() for square, count in zip(squares, counts, strict=True)]
+
+
 class Move(Protocol):
     """One step of some groups: to the trial point, and back or on."""
 
@@ -201,6 +217,20 @@ class Move(Protocol):
 
     def commit(self, sound: Tensor | None) -> None:
         """`Proposal.commit` of every group."""
+
+    def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
+        """averages <- averages + weight (x - averages), in place."""
+
+    def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
+        """x <- the points, where the flag is true."""
+
+
+def take_if(flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor], *, looking: bool) -> None:
+    """`Move.take_if`; a choice, so that no NaN leaks."""
+    if not looking:
+        points = [torch.where(flag.to(x.device), point, x) for x, point in zip(xs, points, strict=True)]
+    if not looking or flag:
+        torch._foreach_copy_(list(xs), list(points))
 
 
 def settle_on_host(move: Move, outcome: Outcome) -> None:
@@ -264,6 +294,12 @@ class ByGroup:
     def commit(self, sound: Tensor | None) -> None:
         for p in self.proposals:
             p.commit(sound)
+
+    def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
+        move_toward(averages, xs, weight, looking=not self._capturable)
+
+    def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
+        take_if(flag, xs, points, looking=not self._capturable)
 
     def _keep(self, piece: Piece) -> None:
         torch._foreach_copy_(list(piece.olds), list(piece.xs))

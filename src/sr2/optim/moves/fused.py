@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from ...numerics import capturing
-from ..parts.metrics import State
-from ..parts.rules import Constants, Rounding
+from ..parts.averaging import move_toward
+from ..parts.rules import Rounding, Rule
+from ..parts.testing import LARGEST
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
-from .base import NEEDS_A_STEP, Model, Proposal, settle_on_host
+from .base import FAR, Model, Proposal, settle_on_host, take_if
+from .moments import Moment, aligned, alike, dense, laid_like
 
 _F64 = torch.float64
 CHUNK = 16384
@@ -51,7 +53,7 @@ class FusedMove:
         self._capturable = capturable
         self._layout: tuple[Any, ...] = ()
         self._moments: list[Moment] = []
-        self._ratio: FusedRatio | None = None
+        self._judge: FusedJudge | None = None
 
     @staticmethod
     def fits(proposals: Sequence[Proposal]) -> bool:
@@ -65,7 +67,7 @@ class FusedMove:
             and (p.direction is None or p.direction.beta is not None)
             and p.regularizer.coefficients is not None
             and all(
-                x.dtype == g.dtype == torch.float32 and x.device == device and _dense(x) and _aligned(x)
+                x.dtype == g.dtype == torch.float32 and x.device == device and dense(x) and aligned(x)
                 for x, g in zip(p.xs, p.gs, strict=True)
             )
             for p in proposals
@@ -80,7 +82,7 @@ class FusedMove:
         self._moved = False
         self._xs = [x for p in proposals for x in p.xs]
         # A gradient has its parameter's strides, as autograd promises; one that has not is laid out anew.
-        self._gs = [_laid_like(g, x) for p in proposals for x, g in zip(p.xs, p.gs, strict=True)]
+        self._gs = [laid_like(g, x) for p in proposals for x, g in zip(p.xs, p.gs, strict=True)]
         self._states = [state for p in proposals for state in p.states]
         layout = (self.momentum, self.adam, *((x.data_ptr(), x.numel(), x.stride()) for x in self._xs))
         if layout != self._layout:
@@ -142,22 +144,24 @@ class FusedMove:
     def judge(
         self,
         losses: Sequence[Tensor],
-        constants: Constants,
+        rule: Rule,
         sigma_min: float,
         rounding: Rounding,
         state: SearchState,
+        *,
+        tested: bool,
     ) -> Outcome:
-        """Algorithm 1's decision on this step in one kernel more, which writes the state too."""
-        wanted = (constants, sigma_min, rounding)
-        if self._ratio is None or self._ratio.made_for != wanted:
-            self._ratio = FusedRatio(*wanted, self.sums.device)
-        return self._ratio.judge(losses, self.sums, state)
+        """The rule's decision on this step in one kernel more, which writes the state too."""
+        wanted = (rule, sigma_min, rounding)
+        if self._judge is None or self._judge.made_for != wanted:
+            self._judge = FusedJudge(*wanted, self.sums.device)
+        return self._judge.judge(losses, self.sums, state, tested=tested)
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
             settle_on_host(self, outcome)
             return
-        self._copy_if(outcome.accepted, wanted=0, target=0, source=2)
+        self._copy_if(outcome.accepted, self._pointers, wanted=0, target=0, source=2)
         self.commit(outcome.learns)
 
     def commit(self, sound: Tensor | None) -> None:
@@ -165,12 +169,34 @@ class FusedMove:
             if sound is None:
                 moment.take(self._states)
             else:
-                self._copy_if(sound, wanted=1, target=3 + 2 * number, source=4 + 2 * number)
+                self._copy_if(sound, self._pointers, wanted=1, target=3 + 2 * number, source=4 + 2 * number)
                 moment.take_if(sound, self._states)
 
-    def _copy_if(self, flag: Tensor, *, wanted: int, target: int, source: int) -> None:
+    def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
+        if not self._knows(xs, averages):
+            move_toward(averages, xs, weight, looking=not self._capturable)
+            return
+        pointers = self._pairs("averages", averages)
+        work = (pointers, self._sizes, self._chunk_tensor, self._chunk_start, weight, len(xs))
+        kernels().toward[(self._chunks,)](*work, CHUNK=CHUNK, BLOCK=BLOCK, enable_fp_fusion=False)
+
+    def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
+        if not self._knows(xs, points):
+            take_if(flag, xs, points, looking=not self._capturable)
+            return
+        self._copy_if(flag, self._pairs("points", points), wanted=1, target=0, source=1)
+
+    def _knows(self, xs: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+        """Whether these are the tensors of this move, with others that lie as they do."""
+        same = len(xs) == len(self._xs) and all(x is mine for x, mine in zip(xs, self._xs, strict=True))
+        return self._capturable and same and all(alike(t, x) for t, x in zip(others, xs, strict=True))
+
+    def _pairs(self, name: str, others: Sequence[Tensor]) -> Tensor:
+        return self._table(name, [tuple(t.data_ptr() for t in ts) for ts in (self._xs, others)], torch.int64)
+
+    def _copy_if(self, flag: Tensor, pointers: Tensor, *, wanted: int, target: int, source: int) -> None:
         kernels().copy_if[(self._chunks,)](
-            self._pointers,
+            pointers,
             self._sizes,
             self._chunk_tensor,
             self._chunk_start,
@@ -216,75 +242,28 @@ class FusedMove:
         return self._tables[name][1]
 
 
-class Moment:
-    """A bias-corrected average that the kernel moves on: of the gradients, or of their squares.
+class FusedJudge:
+    """A rule's decision in one kernel, for a fused move whose rule declares its constants.
 
-    Args:
-        name: under which a parameter's state has it, with its weight beside it.
-        beta: the weight of the past.
-        xs: the parameters, for buffers of their layout.
-    """
-
-    def __init__(self, name: str, beta: float, xs: Sequence[Tensor]) -> None:
-        self.name, self._beta = name, beta
-        self.nexts = [torch.empty_like(x) for x in xs]
-
-    def find(self, xs: Sequence[Tensor], states: Sequence[State]) -> None:
-        """The averages so far, zero at first, laid out as x; and the weights of the next ones."""
-        name, weight = self.name, f"{self.name}_weight"
-        for x, state in zip(xs, states, strict=True):
-            if name not in state:
-                if capturing():
-                    raise RuntimeError(NEEDS_A_STEP)
-                state[name], state[weight] = torch.zeros_like(x), 0.0
-            elif not _alike(state[name], x):
-                state[name] = torch.empty_like(x).copy_(state[name])
-        self.olds = [state[name] for state in states]
-        weights, device = [state[weight] for state in states], xs[0].device
-        if any(isinstance(w, Tensor) for w in weights):
-            self._old_weights = torch.stack([torch.as_tensor(w, dtype=_F64, device=device) for w in weights])
-        else:
-            self._old_weights = torch.tensor(weights, dtype=_F64, device="cpu").to(device, non_blocking=True)
-        self.new_weights = self._beta * self._old_weights + (1 - self._beta)
-
-    def take(self, states: Sequence[State]) -> None:
-        """The next averages replace the old: the two buffers change places."""
-        for state, new in zip(states, self.nexts, strict=True):
-            state[self.name] = new
-            state[f"{self.name}_weight"] = self._beta * state[f"{self.name}_weight"] + (1 - self._beta)
-        self.nexts = self.olds
-
-    def take_if(self, sound: Tensor, states: Sequence[State]) -> None:
-        """Their weights likewise where `sound`, in place; the kernel has copied the averages."""
-        weights = torch.where(sound, self.new_weights, self._old_weights).unbind()
-        for state, weight in zip(states, weights, strict=True):
-            if not isinstance(state[f"{self.name}_weight"], Tensor):
-                if capturing():
-                    raise RuntimeError(NEEDS_A_STEP)
-                state[f"{self.name}_weight"] = torch.empty_like(weight)
-        torch._foreach_copy_([state[f"{self.name}_weight"] for state in states], weights)
-
-
-class FusedRatio:
-    """Algorithm 1's decision in one kernel, for a fused move whose rule declares its constants.
-
-    It judges and writes the state in one launch instead of a hundred; `Ratio.judge` and `SearchState.record` are its
+    It judges and writes the state in one launch instead of a hundred; `Rule.judge` and `SearchState.record` are its
     oracles.
 
     Args:
-        constants: the rule's.
+        rule: `Ratio` or `Tolerant`.
         sigma_min: the least sigma.
         rounding: how well f is known.
     """
 
-    def __init__(self, constants: Constants, sigma_min: float, rounding: Rounding, device: torch.device) -> None:
-        self.made_for = (constants, sigma_min, rounding)
-        numbers = (*constants, sigma_min, 10 * rounding.eps, rounding.coarse, FORGET)
+    def __init__(self, rule: Rule, sigma_min: float, rounding: Rounding, device: torch.device) -> None:
+        self.made_for = (rule, sigma_min, rounding)
+        assert rule.constants is not None
+        numbers = (*rule.constants, sigma_min, 10 * rounding.eps, rounding.coarse, FORGET, float(rule.forgets), FAR)
         self._constants = torch.tensor(numbers, dtype=_F64, device=device)
-        self._accepted, self._null, self._sound = (torch.zeros((), dtype=torch.bool, device=device) for _ in range(3))
+        self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(4)]
 
-    def judge(self, losses: Sequence[Tensor], sums: Tensor, state: SearchState) -> Outcome:
+    def judge(self, losses: Sequence[Tensor], sums: Tensor, state: SearchState, *, tested: bool = True) -> Outcome:
         """From the loss, f(x) and f(x + s), and the sums of the move."""
+        largest = state.memory.get(LARGEST)
         kernels().decide[(1,)](
             *(loss.to(sums.device) for loss in losses),  # a closure may return a number of the host
             sums,
@@ -293,28 +272,12 @@ class FusedRatio:
             *state.counts,
             *state.moments,
             *state.figures,
-            self._accepted,
-            self._null,
-            self._sound,
+            *self._flags,
+            state.sigma if largest is None else largest,  # which is neither read nor written where it does not hold
+            int(largest is not None),
+            int(tested),
             enable_fp_fusion=False,
             num_warps=1,
         )
-        return Outcome(self._accepted, self._null, self._sound, self._sound, state.figures.rho, state.sigma, None, {})
-
-
-def _dense(x: Tensor) -> bool:
-    return x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _aligned(x: Tensor) -> bool:
-    return x.data_ptr() % 16 == 0
-
-
-def _laid_like(v: Tensor, x: Tensor) -> Tensor:
-    """v in x's order in memory. The stride of a dimension of one entry says nothing: 1 x 1 convolutions have two."""
-    return v if _alike(v, x) else torch.empty_like(x).copy_(v)
-
-
-def _alike(v: Tensor, x: Tensor) -> bool:
-    same = all(a == b for a, b, size in zip(v.stride(), x.stride(), x.shape, strict=True) if size != 1)
-    return same and v.dtype == x.dtype and v.device == x.device and _aligned(v)
+        accepted, null, sound, learns = self._flags
+        return Outcome(accepted, null, sound, learns, state.figures.rho, state.sigma, None, {}, tested)

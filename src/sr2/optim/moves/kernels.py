@@ -146,17 +146,46 @@ def copy_if(
 
 
 @triton.jit
+def toward(
+    pointers,  # int64 (2, T): addresses of x and of what goes towards it
+    sizes,
+    chunk_tensor,
+    chunk_start,
+    weight_pointer,  # float64
+    tensors,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """y <- y + weight (x - y), as torch.lerp."""
+    program = tl.program_id(0)
+    i = tl.load(chunk_tensor + program)
+    start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
+    x_pointer = tl.multiple_of(tl.load(pointers + i).to(tl.pointer_type(tl.float32)), 16) + start
+    y_pointer = tl.multiple_of(tl.load(pointers + tensors + i).to(tl.pointer_type(tl.float32)), 16) + start
+    weight = tl.load(weight_pointer).to(tl.float32)
+    left = tl.minimum(tl.load(sizes + i) - start, CHUNK).to(tl.int32)
+    for first in range(0, left, BLOCK):
+        entry = first + tl.arange(0, BLOCK)
+        inside = entry < left
+        x = tl.load(x_pointer + entry, mask=inside, other=0.0)
+        y = tl.load(y_pointer + entry, mask=inside, other=0.0)
+        y = tl.where(weight < 0.5, y + weight * (x - y), x - (x - y) * (1.0 - weight))
+        tl.store(y_pointer + entry, y, mask=inside)
+
+
+@triton.jit(do_not_specialize=["HOLDS", "TESTED"])  # one compiled kernel, for both graphs of a step
 def decide(
     loss_pointer,
     f_pointer,
     trial_pointer,
     sums,  # float64: v's, R(x) - R(x + s), |s|^2, how many v are not finite
-    constants,  # float64: eta1, eta2, gamma1, gamma2, gamma3, sigma_min, 10 eps, coarse, the forgetting factor
+    constants,  # float64: `Constants`, sigma_min, 10 eps, coarse, the forgetting factor, whether the rule forgets
     sigma_pointer,
     accepted_count,  # `Counts`, int64
     rejected_count,
     null_count,
     broken_count,
+    untested_count,
     weight_sum,  # `Moments`, float64
     weight_squared_sum,
     square_sum,
@@ -173,8 +202,12 @@ def decide(
     accepted_out,  # of the `Outcome`
     null_out,
     sound_out,
+    learns_out,
+    largest_pointer,  # the largest loss at a point that passed
+    HOLDS,  # int32: whether there is one
+    TESTED,  # int32: whether f_trial is f(x + s); else x + s is kept on trust
 ):
-    """`Ratio.judge`, `Outcome.of` and `SearchState.record`, for one step: a hundred tiny launches in one."""
+    """A rule's `judge`, `Outcome.of` or `on_trust`, and `SearchState.record`: a hundred tiny launches in one."""
     loss = tl.load(loss_pointer).to(tl.float64)
     f = tl.load(f_pointer).to(tl.float64)
     f_trial = tl.load(trial_pointer).to(tl.float64)
@@ -187,51 +220,64 @@ def decide(
     gamma1 = tl.load(constants + 2)
     gamma2 = tl.load(constants + 3)
     gamma3 = tl.load(constants + 4)
-    sigma_min = tl.load(constants + 5)
-    forget = tl.load(constants + 8)
+    known = tl.load(constants + 5)
+    sigma_min = tl.load(constants + 6)
+    forget = tl.load(constants + 9)
+    forgets = tl.load(constants + 10) != 0.0
+    tested = TESTED != 0
+    largest = tl.load(largest_pointer, mask=HOLDS != 0, other=0.0)
 
     # y - y is 0 if and only if y is finite
     sound = (loss - loss == 0.0) & (f - f == 0.0) & (tl.load(sums + 3) == 0.0)
     actual = f - f_trial + dR
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
-    slack = tl.load(constants + 6) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
+    slack = tl.load(constants + 7) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
     size = tl.abs(f_trial)
     margin = -tl.log(tl.where(size > 1e-300, size, 1e-300))
-    coarse = tl.load(constants + 7) * size * tl.where(margin > 1.0, margin, 1.0)
+    coarse = tl.load(constants + 8) * size * tl.where(margin > 1.0, margin, 1.0)
     slack = tl.where(coarse > slack, coarse, slack)
     numerator = actual + slack
     denominator = predicted + slack
+    trusted = (loss <= tl.load(constants + 11) * largest) & (vs - vs == 0.0) & (ss - ss == 0.0)
+    sound = sound & (tested | trusted)
+    finite = finite & tested  # a failure on trust is to the rule a trial that is not finite
     null = (ss == 0.0) & sound
     usable = finite & (ss != 0.0) & (denominator > 0.0)
-    accepted = usable & (numerator >= eta1 * denominator) & sound
-    very = accepted & (numerator >= eta2 * denominator)
+    accepted = sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0)
+    very = accepted & tested & (numerator >= eta2 * denominator) & (predicted > known * slack)
     rejected = sound & (accepted == 0) & (null == 0)
     lower = gamma3 * sigma
     lower = tl.where(lower > sigma_min, lower, sigma_min)
     higher = tl.where(finite, gamma1, gamma2) * sigma
-    new = tl.where(very, lower, tl.where(rejected, higher, sigma))
+    fails = rejected | ((sound == 0) & (tested == 0))
+    new = tl.where(very, lower, tl.where(fails, higher, sigma))
     tl.store(sigma_pointer, new)
 
-    tl.store(accepted_count, tl.load(accepted_count) + accepted.to(tl.int64))
-    tl.store(rejected_count, tl.load(rejected_count) + rejected.to(tl.int64))
+    tl.store(accepted_count, tl.load(accepted_count) + (accepted & tested).to(tl.int64))
+    tl.store(untested_count, tl.load(untested_count) + (accepted & (tested == 0)).to(tl.int64))
+    tl.store(rejected_count, tl.load(rejected_count) + fails.to(tl.int64))
     tl.store(null_count, tl.load(null_count) + null.to(tl.int64))
-    tl.store(broken_count, tl.load(broken_count) + (sound == 0).to(tl.int64))
-    if accepted | null:
+    tl.store(broken_count, tl.load(broken_count) + ((sound == 0) & tested).to(tl.int64))
+    if (HOLDS != 0) & tested & (accepted | null | (sound & (largest == 0.0))):
+        tl.store(largest_pointer, tl.where(tl.abs(loss) > largest, tl.abs(loss), largest))
+    if tested & (accepted | null):
         tl.store(weight_sum, forget * tl.load(weight_sum) + 1.0)
         tl.store(weight_squared_sum, forget * forget * tl.load(weight_squared_sum) + 1.0)
         tl.store(square_sum, forget * tl.load(square_sum) + ss)
         tl.store(fourth_sum, forget * tl.load(fourth_sum) + ss * ss)
 
     tl.store(loss_figure, loss)
-    tl.store(trial_loss_figure, f_trial)
+    unseen = tl.where(sound, float("nan"), float("inf"))  # as `on_trust` has it
+    tl.store(trial_loss_figure, tl.where(tested, f_trial, unseen))
     tl.store(rho_figure, tl.where(usable, numerator / denominator, float("nan")))
     tl.store(sigma_figure, new)
     tl.store(predicted_figure, predicted)
-    tl.store(actual_figure, actual)
+    tl.store(actual_figure, tl.where(tested, actual, f - unseen + dR))
     tl.store(step_norm_figure, tl.sqrt(ss))
     tl.store(accepted_figure, accepted.to(tl.float64))
     tl.store(null_figure, null.to(tl.float64))
     tl.store(accepted_out, accepted.to(tl.int8))
     tl.store(null_out, null.to(tl.int8))
     tl.store(sound_out, sound.to(tl.int8))
+    tl.store(learns_out, (sound & (accepted | null | (forgets == 0))).to(tl.int8))

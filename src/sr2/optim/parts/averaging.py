@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...numerics import capturing
+from ...numerics import capturing, wide
 from ...regularizers.base import check_number
+from ...telling import called_by_us, tell
 from .metrics import State
 
 __all__ = ["Averaging", "Polynomial"]
 
 NAME = "average"
 """Of the average in a parameter's state."""
+
+Toward = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], None]
 
 
 class Averaging(ABC):
@@ -28,21 +32,20 @@ class Averaging(ABC):
     def weight(self, t: Tensor) -> Tensor:
         """The weight of x_t in the average of x_1, ..., x_t: a 0-dim tensor, without a host read."""
 
-    def update(self, xs: Sequence[Tensor], states: Sequence[State], t: Tensor) -> None:
-        """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step."""
-        for x, state in zip(xs, states, strict=True):
-            if NAME not in state:
+    def update(self, xs: Sequence[Tensor], states: Mapping[Any, State], t: Tensor, toward: Toward) -> None:
+        """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step.
+
+        Of a bfloat16 x the average is float32: a change of less than 1/256 of it would be rounded away.
+
+        toward: does it, given the averages, x and the weight, as `move_toward`.
+        """
+        for x in xs:
+            if NAME not in states[x]:
                 if capturing():
                     raise RuntimeError("an average needs a step before a CUDA graph is captured")
-                state[NAME] = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
-        averages = [state[NAME] for state in states]
-        weight = self.weight(t)
-        change = torch._foreach_sub(list(xs), averages)
-        for device in {x.device for x in xs}:
-            here = [i for i, x in enumerate(xs) if x.device == device]
-            on_device = weight.to(device) if device.type != "cpu" else float(weight)
-            part = torch._foreach_mul([change[i] for i in here], on_device)
-            torch._foreach_add_([averages[i] for i in here], part)
+                first = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
+                states[x][NAME] = wide(first)
+        toward([states[x][NAME] for x in xs], [wide(x) for x in xs], self.weight(t))
 
 
 @dataclass(frozen=True)
@@ -67,16 +70,40 @@ class Polynomial(Averaging):
         return (self.k + 1) / (self.k + t.double())
 
 
-@contextmanager
+def move_toward(averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor, *, looking: bool) -> None:
+    """Averages go this share of the way to x: in one pass where the host may look at the weight, else in three."""
+    xs = [x.to(average.dtype) for x, average in zip(xs, averages, strict=True)]
+    if looking:
+        torch._foreach_lerp_(list(averages), xs, float(weight))
+        return
+    change = torch._foreach_sub(xs, list(averages))
+    for device in {x.device for x in xs}:
+        here = [i for i, x in enumerate(xs) if x.device == device]
+        torch._foreach_mul_([change[i] for i in here], weight.to(device))
+    torch._foreach_add_(list(averages), change)
+
+
 def averaged(
-    groups: Iterable[Mapping[str, Any]], states: Mapping[Any, State], before_steps: Callable[[Any], Any]
-) -> Iterator[None]:
+    optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]] | None = None
+) -> AbstractContextManager[None]:
     """The average in place of x, zero where a penalized x is zero; afterwards x again, to the bit.
 
-    before_steps: registers what is called before a step, which would be lost here.
+    Args:
+        optimizer: whose `averaging` is not None.
+        groups: params and their regularizer, where the optimizer's own groups do not say it.
     """
+    if getattr(optimizer, "averaging", None) is None:
+        raise ValueError(f"there is no average: make the optimizer with {type(optimizer).__name__}(..., average=True)")
+    if (reminder := getattr(optimizer, "_reminder", None)) is not None:
+        reminder.done = True
+    return _swapped(optimizer, optimizer.param_groups if groups is None else groups)
+
+
+@contextmanager
+def _swapped(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]) -> Iterator[None]:
+    states = optimizer.state
     swapped: list[tuple[Tensor, Tensor]] = []
-    guard = before_steps(_no_step)
+    guard = optimizer.register_step_pre_hook(_no_step)  # a step would be lost here
     try:
         with torch.no_grad():
             for group in groups:
@@ -98,6 +125,48 @@ def _no_step(*_: object) -> None:
     raise RuntimeError(
         "a step inside averaged() would be lost with the average: leave the with block before you train on"
     )
+
+
+class Reminder:
+    """Who saves a network whose average they never looked at is told so, once.
+
+    A hook of the module's `state_dict`. It knows its optimizer weakly and goes with it; a copy of the module, by
+    `copy.deepcopy` or pickle, has a hook that does nothing, and that is found without this library.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self.done = False
+
+    @staticmethod
+    def of(optimizer: torch.optim.Optimizer, module: nn.Module | None) -> Reminder | None:
+        """The reminder of an optimizer that keeps an average of a module's parameters; None where it does not."""
+        if module is None or getattr(optimizer, "averaging", None) is None:
+            return None
+        for wrapper in ("module", "_orig_mod", "module"):  # of DistributedDataParallel and torch.compile, in any order
+            inner = getattr(module, wrapper, None)
+            if isinstance(inner, nn.Module) and len(list(module.children())) == 1:
+                module = inner
+        reminder = Reminder(optimizer)
+        handle = module.register_state_dict_post_hook(reminder)  # type: ignore[no-untyped-call]
+        weakref.finalize(optimizer, handle.remove).atexit = False
+        return reminder
+
+    def __call__(self, *_: object) -> None:
+        """After `state_dict()`."""
+        optimizer = self._optimizer()
+        if self.done or optimizer is None or called_by_us():
+            return
+        if any(NAME in state for state in optimizer.state.values()):
+            self.done = True
+            tell(
+                "this state_dict holds the last iterate, and the average that the optimizer keeps is usually the "
+                "better network: save that inside `with optimizer.averaged():`, after sr2.recalibrate_ where there is "
+                "batch norm; a run is resumed from the last iterate"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes anything and does nothing, wherever it is unpickled
 
 
 def as_averaging(average: object) -> Averaging | None:

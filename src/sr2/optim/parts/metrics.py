@@ -1,7 +1,8 @@
 """Diagonal metrics D_t: how each entry's curvature is guessed from the gradients seen so far.
 
 A metric is a frozen dataclass of constants. `update` is a pure function of a group's tensors, gradients and states: it
-returns the diagonal and the new states, and writes nothing, so that a step which is called off leaves no trace.
+returns the diagonal and the new states, and writes nothing, so that a step which is called off leaves no trace. Of
+bfloat16 gradients both are float32: a change of less than 1/256 of a mean would be rounded away.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...numerics import wide
 from ...regularizers.base import check_number
 
 __all__ = ["AdaGrad", "Adam", "Andrei", "Metric", "RMSprop"]
@@ -66,7 +68,7 @@ class Adam(Metric):
     ) -> tuple[list[Tensor], list[State]]:
         diagonals, news = [], []
         for g, state in zip(gs, states, strict=True):
-            square = ema(state.get("square"), g * g, self.beta)
+            square = ema(state.get("square"), wide(g) * wide(g), self.beta)
             # The average of 1 under the same recursion: 1 - beta^t, and right where a state starts later.
             weight = self.beta * state.get("square_weight", 0.0) + (1 - self.beta)
             diagonals.append((square / weight).sqrt_().add_(self.eps))
@@ -88,7 +90,7 @@ class RMSprop(Metric):
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
     ) -> tuple[list[Tensor], list[State]]:
-        squares = [ema(state.get("square"), g * g, self.beta) for g, state in zip(gs, states, strict=True)]
+        squares = [ema(state.get("square"), wide(g) * wide(g), self.beta) for g, state in zip(gs, states, strict=True)]
         return [r.sqrt().add_(self.eps) for r in squares], [{"square": r} for r in squares]
 
 
@@ -104,7 +106,7 @@ class AdaGrad(Metric):
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
     ) -> tuple[list[Tensor], list[State]]:
-        squares = [g * g + state.get("square", 0.0) for g, state in zip(gs, states, strict=True)]
+        squares = [wide(g) * wide(g) + state.get("square", 0.0) for g, state in zip(gs, states, strict=True)]
         return [r.sqrt().add_(self.eps) for r in squares], [{"square": r} for r in squares]
 
 
@@ -126,9 +128,9 @@ class Andrei(Metric):
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
     ) -> tuple[list[Tensor], list[State]]:
-        bs = [state.get("curvature", torch.ones_like(x)) for x, state in zip(xs, states, strict=True)]
-        steps = [x - state.get("x", x) for x, state in zip(xs, states, strict=True)]
-        ys = [g - state.get("g", g) for g, state in zip(gs, states, strict=True)]
+        bs = [wide(_seen(state, "curvature", torch.ones_like(x))) for x, state in zip(xs, states, strict=True)]
+        steps = [x - _seen(state, "x", x) for x, state in zip(xs, states, strict=True)]
+        ys = [g - _seen(state, "g", g) for g, state in zip(gs, states, strict=True)]
         # s is normalized to |s| = 1 first: s^4 of a short step in float32 would be 0.
         norm = torch.stack([s.double().square().sum() for s in steps]).sum().sqrt()
         moved = norm > 0
@@ -142,14 +144,26 @@ class Andrei(Metric):
             torch.where(moved, b.double() + factor * u * u - 1.0, b.double()).to(b.dtype)
             for b, u in zip(bs, us, strict=True)
         ]
-        news = [{"curvature": b, "x": x.clone(), "g": g.clone()} for b, x, g in zip(news_b, xs, gs, strict=True)]
+        known = {"curvature_weight": 1.0}
+        news = [
+            {"curvature": b, "x": x.clone(), "g": g.clone(), **known} for b, x, g in zip(news_b, xs, gs, strict=True)
+        ]
         return [b.clamp_min(self.floor) for b in news_b], news
+
+
+def _seen(state: State, name: str, first: Tensor) -> Tensor:
+    """What Andrei's state has, or else the first value. On a device a state of zeros may stand for none, if no batch
+    has taught anything yet: its weight is 0."""
+    weight = state.get("curvature_weight", 1.0)
+    return (
+        torch.where(weight > 0, state.get(name, first), first) if isinstance(weight, Tensor) else state.get(name, first)
+    )
 
 
 def ema(average: Tensor | None, new: Tensor, beta: float) -> Tensor:
     """beta * average + (1 - beta) * new, from zero, as a new tensor."""
     # 1 - beta is formed here, in double precision: lerp(new, average, beta) would form it in float32.
-    return torch.lerp(new.new_zeros(()) if average is None else average, new, 1 - beta)
+    return torch.lerp(new.new_zeros(()) if average is None else average.to(new.dtype), new, 1 - beta)
 
 
 NAMES: dict[str, type[Metric]] = {"adam": Adam, "adagrad": AdaGrad, "rmsprop": RMSprop, "andrei": Andrei}

@@ -52,7 +52,7 @@ class Evidence(NamedTuple):
     vs: Tensor
     """v's, what the model promises of f."""
     dR: Tensor
-    """R(x) - R(x + s)."""
+    """R(x) - R(x + s); to first order, v's + s'Bs, where R(x) is infinite because a budget has shrunk (`Reach`)."""
     ss: Tensor
     """|s|^2."""
     sBs: Tensor
@@ -64,7 +64,13 @@ class Evidence(NamedTuple):
 
     @staticmethod
     def gather(
-        losses: Sequence[Tensor], model: Sequence[Tensor], rounding: Rounding, group: Any, device: torch.device
+        losses: Sequence[Tensor],
+        model: Sequence[Tensor],
+        rounding: Rounding,
+        group: Any,
+        device: torch.device,
+        *,
+        reaching: bool = False,
     ) -> Evidence:
         """One reduction point, so that processes agree; and the one host read of a step, where the host decides.
 
@@ -74,7 +80,11 @@ class Evidence(NamedTuple):
             rounding: how well f is known.
             group: the processes, None where there is one.
             device: where decisions are made.
+            reaching: where R(x) is infinite the budget has shrunk, and R's decrease is v's + s'Bs (see `Reach`).
         """
+        vs, dR, ss, sBs = model
+        if reaching:
+            model = (vs, torch.where(dR.isposinf(), vs + sBs, dR), ss, sBs)
         values = torch.stack([t.to(model[0].device, torch.float64) for t in losses])
         if group is not None:
             mean_over(group, values)
@@ -139,6 +149,8 @@ class Constants(NamedTuple):
     gamma1: float
     gamma2: float
     gamma3: float
+    known: float = -1.0
+    """sigma falls only where the predicted decrease is more than so many times its slack; -1 asks nothing."""
 
 
 class Rule(ABC):
@@ -163,7 +175,7 @@ class Rule(ABC):
 
     @property
     def constants(self) -> Constants | None:
-        """Those of Algorithm 1, for a rule that is Algorithm 1: the fused kernel runs only where they are declared."""
+        """Those of Algorithm 1, for a rule of its form: the fused kernel judges only where they are declared."""
         return None
 
     @property
@@ -234,7 +246,7 @@ class Ratio(Rule):
         return {"gamma3": gamma3_for(R)} if self.undecided else {}
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
-        eta1, eta2, gamma1, gamma2, gamma3 = self._numbers()
+        eta1, eta2, gamma1, gamma2, gamma3, _ = self._numbers()
         sigma, finite = state.sigma, evidence.finite
         actual, predicted = evidence.actual + evidence.slack, evidence.predicted + evidence.slack
         usable = finite & (predicted > 0)

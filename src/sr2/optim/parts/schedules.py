@@ -1,20 +1,26 @@
-"""What depends on the number of steps: the end of a run, where steps become short."""
+"""What depends on the number of steps: the path of a budget, and the end of a run, where steps become short."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
-__all__ = ["Cooldown", "Schedule"]
+from ...regularizers.base import Regularizer, check_integer
+
+__all__ = ["Cooldown", "Reach", "Schedule"]
 
 COOLEST = 0.02
 """The share of its step length that a cooldown leaves. Were it to end at 0, a weight that a batch takes from zero in
 the last steps could not come back."""
+SHRINKS = (0.1, 0.7)
+"""Of a run of which only the number of steps is known: between these shares of it a budget shrinks."""
+COOLS_FROM = 0.7
+"""And from this share on steps become short."""
 
 
 class Schedule(ABC):
@@ -48,13 +54,7 @@ class Cooldown(Schedule):
     last: int
 
     def __post_init__(self) -> None:
-        pair: tuple[object, object] = (self.first, self.last)
-        if not all(isinstance(s, Integral) and not isinstance(s, bool) for s in pair):
-            raise ValueError(f"SR2: cooldown must be its first and last step, as (800, 1000), and is {pair}")
-        object.__setattr__(self, "first", int(self.first))
-        object.__setattr__(self, "last", int(self.last))
-        if not 1 <= self.first < self.last:
-            raise ValueError(f"SR2: cooldown must have 1 <= first < last, as (800, 1000), and is {pair}")
+        _check_steps(self, "cooldown", "(800, 1000)")
 
     def __str__(self) -> str:
         return f"cooldown={(self.first, self.last)}"
@@ -74,12 +74,96 @@ class Cooldown(Schedule):
         return sigma, {"sigma_first": sigma_first}
 
 
+@dataclass(frozen=True)
+class Reach:
+    r"""Between two steps, R comes to its full strength: the path of a budget.
+
+    Step t, counted from 1, is taken under R_t = `R.at_strength(u_t)` with
+
+    .. math:: u_t = (t - first) / (last - first), between 0 and 1.
+
+    A budget shrinks along a cubic: 1 - (1 - u)^3 of what it is to remove is removed. A lambda grows along a line,
+    u lambda. From step `last` on R_t is R, and what is accepted then has R(x) finite. rho uses the same R_t at x and
+    at x + s.
+
+    **Steps that a budget forces.** Where the budget has shrunk below what x has, R_t(x) is infinite and x must move,
+    downhill or not: R_t(x) - R_t(x + s) compares with nothing. R's decrease is then taken to first order. s solves
+    v + B s + r = 0, r a (limiting) subgradient of R_t at x + s, so that it is -r's = v's + s'Bs, and
+
+    .. math:: \rho = \frac{f(x) - f(x + s) + v^Ts + s^TBs}{s^TBs} = 1 - \frac{f(x + s) - f(x) - v^Ts}{s^TBs},
+
+    which is what rho is without any R: 1 - curvature / 2, whether sigma bounds the curvature of f along s. The rule
+    judges it with its own thresholds. A rejected step puts x back, with its nonzeros, and raises sigma; s then goes
+    towards the projection of x, which is not 0, s'Bs without bound and rho to 1: in the end a step is accepted.
+
+    >>> Reach(100, 700).share(torch.tensor([1, 100, 250, 700, 1000])).tolist()
+    [0.0, 0.0, 0.25, 1.0, 1.0]
+
+    Args:
+        first, last: 1 <= first < last, the steps between which R grows.
+    """
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        _check_steps(self, "reach", "(100, 700)")
+
+    def share(self, t: Tensor) -> Tensor:
+        """The share of R's strength at step t, counted from 1; no host read."""
+        return ((t - self.first).double() / (self.last - self.first)).clamp(0.0, 1.0)
+
+
 def as_cooldown(steps: object) -> Cooldown:
     """A Cooldown from its (first, last), or an error that says what is wrong with it.
 
     >>> as_cooldown([800, 1000])
     Cooldown(first=800, last=1000)
     """
+    return Cooldown(*_pair(steps, "cooldown", "(800, 1000)"))
+
+
+def planned_cooldown(given: object, steps: int | None) -> Cooldown | None:
+    """The cooldown that was given, or that of a run of so many steps.
+
+    >>> planned_cooldown(None, 1000)
+    Cooldown(first=700, last=1000)
+    """
+    if steps is not None:
+        check_integer("SR2", "steps", steps, 2)
+    if given is not None:
+        return as_cooldown(given)
+    return None if steps is None else Cooldown(max(1, round(COOLS_FROM * steps)), steps)
+
+
+def planned_reach(given: object, steps: int | None, regularizers: Iterable[Regularizer | None] = ()) -> Reach | None:
+    """The reach that was given, or that of a run of so many steps if one of the regularizers is a budget.
+
+    >>> from sr2 import L1, L0Ball
+    >>> planned_reach(None, 1000, [L0Ball(density=0.05)])
+    Reach(first=100, last=700)
+    >>> planned_reach(None, 1000, [L1(0.1), None])
+    """
+    if given is not None:
+        return Reach(*_pair(given, "reach", "(100, 700)"))
+    if steps is None or not any(r is not None and r.strict for r in regularizers):
+        return None
+    first = max(1, round(SHRINKS[0] * steps))
+    return Reach(first, max(first + 1, round(SHRINKS[1] * steps)))
+
+
+def _pair(steps: object, name: str, example: str) -> tuple[int, int]:
     if not isinstance(steps, (tuple, list)) or len(steps) != 2:
-        raise ValueError(f"SR2: cooldown must be its first and last step, as (800, 1000), and is {steps!r}")
-    return Cooldown(*steps)
+        raise ValueError(f"SR2: {name} must be its first and last step, as {example}, and is {steps!r}")
+    return steps[0], steps[1]
+
+
+def _check_steps(schedule: Cooldown | Reach, name: str, example: str) -> None:
+    """Two integers, 1 <= first < last."""
+    pair: tuple[object, object] = (schedule.first, schedule.last)
+    if not all(isinstance(s, Integral) and not isinstance(s, bool) for s in pair):
+        raise ValueError(f"SR2: {name} must be its first and last step, as {example}, and is {pair}")
+    object.__setattr__(schedule, "first", int(schedule.first))
+    object.__setattr__(schedule, "last", int(schedule.last))
+    if not 1 <= schedule.first < schedule.last:
+        raise ValueError(f"SR2: {name} must have 1 <= first < last, as {example}, and is {pair}")

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from ...regularizers.base import check_number
-from .rules import Evidence, Rule, Searched, Verdict
+from .rules import Constants, Evidence, Rule, Searched, Verdict
 
 __all__ = ["Follow", "Tolerant"]
+
+KNOWN = 2.0
+"""A predicted decrease of so many times its slack is more than rounding."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,16 @@ class Tolerant(Rule):
         check_number(self, "gamma1", self.gamma1, 1, open_low=True)
         check_number(self, "gamma3", self.gamma3, 0, 1.0000001, open_low=True)
 
+    @property
+    def constants(self) -> Constants | None:
+        return Constants(-self.rise, self.eta2, self.gamma1, self.gamma1, self.gamma3, KNOWN)
+
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         sigma, slack = state.sigma, evidence.slack
         actual, predicted = evidence.actual + slack, evidence.predicted + slack
         usable = evidence.finite & (predicted > 0)
         accepted = usable & (actual >= -self.rise * predicted)
-        very = accepted & (actual >= self.eta2 * predicted) & (evidence.predicted > 2 * slack)
+        very = accepted & (actual >= self.eta2 * predicted) & (evidence.predicted > KNOWN * slack)
         sigma = torch.where(very, self.gamma3 * sigma, torch.where(accepted, sigma, self.gamma1 * sigma))
         return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
 
@@ -96,7 +103,7 @@ class Follow(Rule):
         actual, predicted = evidence.actual + slack, evidence.predicted + slack
         usable = finite & (predicted > 0)
         accepted = usable & (actual >= self.eta1 * predicted)
-        known = usable & (evidence.predicted > 2 * slack)  # else the difference is rounding
+        known = usable & (evidence.predicted > KNOWN * slack)  # else the difference is rounding
         # One batch has one vote: what it says of the curvature is bounded.
         latest = torch.where(known, evidence.curvature.clamp(-1.0, 4.0), 0.0) * sigma
         seen = state.memory["seen"]

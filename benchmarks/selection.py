@@ -1,0 +1,117 @@
+"""What a global budget adds to a step: SR2 under L0Ball against SR2 under L1, whole steps, interleaved.
+
+    python benchmarks/selection.py --device cuda --out selection.json      # bf16, captured as CUDA graphs
+    OMP_NUM_THREADS=1 python benchmarks/selection.py --repeats 3 --steps 1 # the CPU
+
+ResNet-18 (11 million weights, of which the budget keeps 5 %), one batch of 128. Every way has a network of its own. The
+ratio is the median of ratios of neighbouring timings to the first way. "tensor by tensor" is how L1 moves without its
+fused kernel, which budgets do not have: what is left of the ratio between it and a budget is the selection. "alone" is
+one prox of the budget, without a step, also as a share of the step under L1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from sr2 import L1, SR2, L0Ball
+from sr2.experiments.bench import BenchConfig, Timing, interleave
+from sr2.experiments.models import build
+from sr2.export.measure import table
+from sr2.optim import CapturedStep
+from sr2.regularizers import Regularizer
+
+WAYS: dict[str, tuple[Regularizer, dict[str, Any]]] = {
+    "L1": (L1(1e-6), {}),
+    "L1, tensor by tensor": (L1(1e-6), {"foreach": False}),
+    "L0Ball": (L0Ball(density=0.05), {}),
+    "L0Ball, no floor": (L0Ball(density=0.05, floor=0), {}),
+    "L0Ball, shrinking": (L0Ball(density=0.05), {"reach": (1, 10**6)}),
+}
+
+
+def step_of(R: Regularizer, given: dict[str, Any], options: argparse.Namespace) -> Callable[[], object]:
+    """One training step, as a CUDA graph where there is CUDA."""
+    torch.manual_seed(0)
+    device, cuda = torch.device(options.device), options.device.startswith("cuda")
+    model = build(options.model, 10, (3, options.size, options.size)).to(device)
+    x = torch.randn(options.batch, 3, options.size, options.size, device=device)
+    y = torch.randint(10, (options.batch,), device=device)
+    if cuda:
+        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():  # from within the budget, so that no warning says that x was moved there
+        weights = [p for p in model.parameters() if p.dim() > 1]
+        for p, z in zip(weights, R.prox(weights, 1e-9), strict=True):
+            p.copy_(z)
+    optimizer = SR2(model, R, sigma=1e4, average=False, capturable=cuda, **given)
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16) if cuda else contextlib.nullcontext():
+            return cross_entropy(model(x), y)
+
+    def step() -> torch.Tensor:
+        return optimizer.step(loss)
+
+    if not cuda:
+        step()
+        return step
+    return CapturedStep(optimizer, step)
+
+
+def prox_of(R: Regularizer, options: argparse.Namespace) -> Callable[[], object]:
+    """The prox of all weights alone, with one step per entry."""
+    weights = [p.detach() for p in build(options.model, 10, (3, 32, 32)).to(options.device).parameters() if p.dim() > 1]
+    steps = [torch.rand_like(w) + 0.1 for w in weights]
+
+    def prox() -> object:
+        return R.prox_of(weights, steps)
+
+    if not options.device.startswith("cuda"):
+        return prox
+    prox()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        prox()
+    return graph.replay
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--size", type=int, default=32, help="of the images")
+    parser.add_argument("--steps", type=int, default=10, help="per timing")
+    parser.add_argument("--repeats", type=int, default=9, help="timings of each")
+    parser.add_argument("--ways", nargs="*", default=[*WAYS, "alone"], help="the first is what others are measured by")
+    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    options = parser.parse_args()
+    budget = L0Ball(density=0.05)
+    bodies = [step_of(*WAYS[n], options) if n in WAYS else prox_of(budget, options) for n in options.ways]
+    timings = [Timing(name) for name in options.ways]
+    config = BenchConfig(steps=options.steps, repeats=options.repeats)
+    interleave(bodies, timings, config, torch.device(options.device))
+    rows = []
+    for timing in timings:
+        ratio = statistics.median(a / b for a, b in zip(timing.seconds, timings[0].seconds, strict=True))
+        rows.append({"way": timing.name, "milliseconds": 1e3 * timing.median, "ratio": ratio})
+    print(table([["", "ms", "ratio"], *([r["way"], f"{r['milliseconds']:.3f}", f"{r['ratio']:.3f}"] for r in rows)]))
+    if options.out:
+        what = {"torch": torch.__version__, "device": options.device, "batch": options.batch, "model": options.model}
+        if options.device.startswith("cuda"):
+            what["gpu"] = torch.cuda.get_device_name()
+        options.out.write_text(json.dumps({**what, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

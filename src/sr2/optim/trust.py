@@ -1,0 +1,84 @@
+"""Steps that are not tested: x + s is kept on trust; where that was wrong, x goes back to the last point that passed.
+
+It was wrong where the loss at x_t is not finite or more than ten times the largest at a point that passed, where s is
+not finite, or where the next test fails; sigma rises as after a rejection. x alone goes back. Momentum and metric have
+not learnt from the batch that failed, where the rule forgets; what they learnt on the way there stays, as the running
+statistics of the network do.
+
+None of the paper's theorems is claimed for such a run: they need every step of Algorithm 1 to be tested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..numerics import capturing
+from .broken import sound_at_x
+from .moves.base import FAR, Move
+from .parts.metrics import State
+from .parts.rules import Evidence, Rule
+from .parts.testing import LARGEST, Pace, Testing
+from .state import Outcome, SearchState
+
+NAME = "passed"
+"""Of the last point that passed, in a parameter's state."""
+
+
+def is_tested(testing: Testing | None, state: SearchState) -> bool:
+    """Whether the coming step is tested."""
+    if testing is None:
+        return True
+    if testing.forced is not None:
+        return testing.forced
+    if capturing():
+        raise RuntimeError(
+            "with test_every a step is of one of two kinds, and a CUDA graph holds one: capture with "
+            "sr2.optim.CapturedStep, which makes a graph of each"
+        )
+    return testing.due(state.pace, state.failures)
+
+
+def on_trust(
+    evidence: Evidence, move: Move, rule: Rule, state: SearchState, sigma_min: float, *, capturable: bool
+) -> Outcome:
+    """What becomes of a step without a trial; one that fails is to the rule a trial that is not finite."""
+    if not capturable and not state.pace.away and not evidence.all_finite:
+        sound_at_x(evidence, move, capturable=False)  # an error: this batch is broken, and x is where a test has passed
+    sound = evidence.loss.isfinite() & evidence.vs.isfinite() & evidence.ss.isfinite()
+    sound = sound & (evidence.loss <= FAR * state.memory[LARGEST])
+    evidence = evidence._replace(f_trial=torch.where(sound, math.nan, math.inf))
+    null = (evidence.ss == 0) & sound
+    fails = capturable or not sound  # where the host sees that it does not, the rule need not be asked
+    higher = rule.judge(evidence, state).sigma.clamp_min(sigma_min) if fails else state.sigma
+    return Outcome(
+        accepted=sound & ~null,
+        null=null,
+        sound=sound,
+        learns=sound,
+        rho=torch.full_like(evidence.ss, math.nan),
+        sigma=torch.where(sound, state.sigma, higher),
+        evidence=evidence,
+        memory={},
+        tested=False,
+    )
+
+
+def hold(
+    move: Move, outcome: Outcome, xs: Sequence[Tensor], states: Mapping[Any, State], pace: Pace, *, capturable: bool
+) -> None:
+    """After a step: a point that passed is kept, and where the step failed x goes back to it."""
+    for x in xs:
+        if NAME not in states[x]:
+            if capturing():
+                raise RuntimeError("test_every needs a step before a CUDA graph is captured")
+            states[x][NAME] = x.detach().clone(memory_format=torch.preserve_format)
+    points = [states[x][NAME] for x in xs]
+    move.take_if(~(outcome.accepted | outcome.null), xs, points)
+    if outcome.tested:  # x is the point that has passed, or the one that had
+        torch._foreach_copy_(points, list(xs))
+    pace.away = not capturable and not outcome.tested and bool(outcome.sound)

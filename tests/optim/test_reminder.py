@@ -1,0 +1,146 @@
+"""Who saves a network whose average they never looked at is told so, once; and nothing else is disturbed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import subprocess
+import sys
+import warnings
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sr2 import L1, SR2
+
+WORDS = r"holds the last iterate.*with optimizer.averaged\(\)"
+X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+
+
+def trained(model: nn.Module | None = None, steps: int = 3, **options: object) -> tuple[nn.Module, SR2]:
+    model = model or nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    optimizer = SR2(model, L1(1e-3), **{"average": True, "sigma": 10.0} | options)  # type: ignore[arg-type]
+    for _ in range(steps):
+        optimizer.step(lambda: model(X).square().mean())
+    return model, optimizer
+
+
+@pytest.fixture
+def silent() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_it_is_said_once_and_at_the_users_line() -> None:
+    model, _optimizer = trained()
+    with pytest.warns(UserWarning, match=WORDS) as found:
+        model.state_dict()
+    assert found[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.state_dict()
+
+
+@pytest.mark.usefixtures("silent")
+def test_who_has_looked_is_not_told() -> None:
+    model, optimizer = trained()
+    with optimizer.averaged():
+        model.state_dict()
+    model.state_dict()
+
+
+@pytest.mark.usefixtures("silent")
+def test_nor_is_who_has_no_average_or_no_step() -> None:
+    trained(average=False)[0].state_dict()
+    trained(steps=0)[0].state_dict()
+
+
+@pytest.mark.usefixtures("silent")
+def test_nor_is_who_saves_a_part_or_names_parameters() -> None:
+    model, _ = trained()
+    model[0].state_dict()  # type: ignore[index]
+    model = nn.Linear(4, 1)
+    optimizer = SR2(model.parameters(), average=True, sigma=10.0)
+    optimizer.step(lambda: model(X).square().mean())
+    model.state_dict()
+
+
+@pytest.mark.usefixtures("silent")
+def test_copies_and_pickles_say_nothing() -> None:
+    model, _optimizer = trained()
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]
+    for other in again:
+        assert [*other.state_dict()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        other.load_state_dict(other.state_dict())
+    pair = copy.deepcopy((model, _optimizer))
+    pair[1].step(lambda: pair[0](X).square().mean())
+    pair[0].state_dict()
+
+
+def test_a_pickled_network_needs_no_sr2(tmp_path: Path) -> None:
+    model, _optimizer = trained()
+    torch.save(model, tmp_path / "model.pt")
+    code = (
+        "import sys; sys.modules['sr2'] = None; import torch; "
+        "print(len(torch.load(sys.argv[1], weights_only=False).state_dict()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model.pt")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "4\n", done.stderr
+
+
+@pytest.mark.usefixtures("silent")
+def test_the_optimizer_goes_and_so_does_the_hook_and_the_module() -> None:
+    model, optimizer = trained()
+    assert len(model._state_dict_hooks) == 1
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
+    assert len(model._state_dict_hooks) == 0
+    model.state_dict()
+    both = trained()
+    gone_too = weakref.ref(both[0])
+    del both
+    gc.collect()
+    assert gone_too() is None
+
+
+def test_through_torch_compile() -> None:
+    plain = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    compiled = torch.compile(plain, backend="eager")
+    _, _optimizer = trained(compiled)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=WORDS):
+        plain.state_dict()
+    later = torch.compile(plain, backend="eager")
+    _, _other = trained(plain)
+    later(X)
+    with pytest.warns(UserWarning, match=WORDS):
+        later.state_dict()
+
+
+def test_through_ddp(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        plain = nn.Linear(4, 1)
+        wrapped = nn.parallel.DistributedDataParallel(plain)
+        _, _optimizer = trained(wrapped)
+        with pytest.warns(UserWarning, match=WORDS):
+            plain.state_dict()
+        _, _other = trained(wrapped)
+        with pytest.warns(UserWarning, match=WORDS):
+            wrapped.state_dict()
+    finally:
+        dist.destroy_process_group()

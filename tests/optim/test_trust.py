@@ -1,0 +1,333 @@
+"""test_every: steps on trust between tests, the way back, on every path; saved and resumed."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sr2 import L1, SR2, ProxSGD
+from sr2.experiments.host_reads import HostReads
+from sr2.metrics import Andrei
+from sr2.optim.capture import kept_pace, next_is_tested
+from sr2.optim.closure.twice import TwoEvaluations
+from sr2.optim.parts.testing import Auto, Pace
+from sr2.optim.state import SearchState
+from sr2.rules import Ratio, Tolerant
+from tests.tools import same_bits
+
+DRAW = torch.Generator().manual_seed(0)
+X, Y = torch.randn(8, 16, 6, generator=DRAW), torch.randint(3, (8, 16), generator=DRAW)
+TUNED = {"metric": "adam", "momentum": 0.9, "rule": Tolerant(), "average": True}
+FATES = ("accepted", "rejected", "null", "broken", "untested")
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 20), nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 3))
+
+
+def train(steps, model=None, optimizer=None, first=0, spoil=None, **options):
+    model = network() if model is None else model
+    optimizer = optimizer or SR2(model, L1(1e-3), **{"sigma": 300.0} | TUNED | options)
+    for t in range(first, first + steps):
+        x = X[t % 8] if spoil is None else spoil(t, X[t % 8])
+        optimizer.step(lambda x=x, t=t: F.cross_entropy(model(x), Y[t % 8]))
+    return model, optimizer
+
+
+def points(model, optimizer):
+    with optimizer.averaged():
+        averages = [p.detach().clone() for p in model.parameters()]
+    return [*(p.detach().clone() for p in model.parameters()), *averages, *(b.clone() for b in model.buffers())]
+
+
+def test_every_step_is_todays():
+    assert same_bits(points(*train(20)), points(*train(20, test_every=1)))
+    assert "untested" not in train(1)[1].counts
+
+
+def test_the_first_step_and_every_fourth_are_tested():
+    model, optimizer = train(0, test_every=4)
+    calls = []
+    for _ in range(9):
+        count = []
+
+        def closure(count=count):
+            count.append(1)
+            return F.cross_entropy(model(X[0]), Y[0])
+
+        optimizer.step(closure)
+        calls.append(len(count))
+    assert calls == [2, 1, 1, 1, 2, 1, 1, 1, 2]
+    assert [optimizer.counts[name] for name in FATES] == [3, 0, 0, 0, 6]
+    assert "testing=Every(k=4)" in repr(optimizer)
+
+
+def test_a_step_on_trust_is_the_step_that_a_passing_test_keeps():
+    """Where sigma stays and every test passes, the tests change nothing."""
+    rule = Tolerant(rise=100.0, gamma3=1.0)
+    assert same_bits(points(*train(20, rule=rule)), points(*train(20, rule=rule, test_every=4)))
+
+
+def test_what_an_untested_step_says_of_itself():
+    _, optimizer = train(2, test_every=4)
+    step = optimizer.last_step
+    assert math.isnan(step.trial_loss)
+    assert math.isnan(step.rho)
+    assert math.isnan(step.actual)
+    assert step.accepted
+    assert step.step_norm > 0
+    assert step.predicted > 0
+
+
+@pytest.mark.parametrize("rule", [Tolerant(), Ratio(eta2=0.6, gamma3=0.9)], ids=str)
+@pytest.mark.parametrize("sigma", [0.1, 300.0])
+def test_all_paths_go_the_same_way(rule, sigma):
+    """From a sigma that is much too small, too: steps fail, and x goes back."""
+
+    def run(**options):
+        model = network().double()
+        optimizer = SR2(model, L1(1e-3), **TUNED | {"rule": rule, "sigma": sigma, "test_every": 4} | options)
+        for t in range(60):
+            optimizer.step(lambda t=t: F.cross_entropy(model(X[t % 8].double()), Y[t % 8]))
+        return optimizer, points(model, optimizer)
+
+    (one, expected), *others = (run(**o) for o in ({"foreach": False}, {"foreach": True}, {"capturable": True}))
+    assert (one.counts["rejected"] > 0) == (sigma == 0.1)
+    for other, found in others:
+        assert other.counts == one.counts
+        assert other.sigma == pytest.approx(one.sigma, rel=1e-12)
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_rejected_test_goes_back_to_the_last_point_that_passed(capturable):
+    class Rejects(Tolerant):
+        def judge(self, evidence, state):
+            verdict = super().judge(evidence, state)
+            accepted = verdict.accepted & (state.steps != 4)
+            return verdict._replace(accepted=accepted, sigma=torch.where(accepted, state.sigma, 1.5 * state.sigma))
+
+    model, optimizer = train(1, test_every=4, rule=Rejects(), capturable=capturable)
+    passed = [p.detach().clone() for p in model.parameters()]
+    train(3, model, optimizer, first=1)
+    assert not same_bits(passed, [p.detach() for p in model.parameters()])
+    momentum = [optimizer.state[p]["momentum"].clone() for p in model.parameters()]
+    train(1, model, optimizer, first=4)
+    assert same_bits(passed, [p.detach() for p in model.parameters()])
+    assert same_bits(momentum, [optimizer.state[p]["momentum"] for p in model.parameters()])
+    assert optimizer.sigma == 450.0
+    assert optimizer.counts["rejected"] == 1
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("factor", [1e5, math.nan, math.inf])
+def test_a_bad_batch_between_tests_goes_back_and_leaves_no_trace(factor, capturable):
+    model, optimizer = train(1, test_every=4, capturable=capturable)
+    with torch.no_grad():
+        model[3].weight.mul_(30)  # so that the loss of such a batch shows
+    train(1, model, optimizer, first=4)
+    optimizer._search.pace.left = 0
+    train(1, model, optimizer, first=5)
+    passed = [p.detach().clone() for p in model.parameters()]
+    train(1, model, optimizer, first=6)
+    buffers = [b.clone() for b in model.buffers()]
+    states = [{k: torch.as_tensor(v).clone() for k, v in optimizer.state[p].items()} for p in model.parameters()]
+    sigma, rejected = optimizer.sigma, optimizer.counts["rejected"]
+
+    def closure():
+        return F.cross_entropy(factor * model(X[0]), Y[0])
+
+    optimizer.step(closure)
+    assert same_bits(passed, [p.detach() for p in model.parameters()])
+    assert same_bits(buffers, list(model.buffers()))
+    for before, p in zip(states, model.parameters(), strict=True):
+        for name in ("momentum", "momentum_weight", "square", "square_weight", "passed"):
+            assert torch.equal(before[name], torch.as_tensor(optimizer.state[p][name])), name
+    assert optimizer.sigma == pytest.approx(1.5 * sigma)
+    assert optimizer.counts["rejected"] == rejected + 1
+    train(8, model, optimizer)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("test_every", [4, "auto"])
+@pytest.mark.parametrize(
+    "spoil", [lambda a: 1e5 * a, lambda a: a * math.nan, lambda a: a / 0.0], ids=["1e5", "nan", "inf"]
+)
+@pytest.mark.parametrize("bad_at", [120, 121, 123])
+def test_one_bad_batch_costs_nothing(spoil, bad_at, test_every):
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    images, labels = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
+
+    def accuracy(bad_at):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        optimizer = SR2(model, test_every=test_every, **TUNED)
+        draw = torch.Generator().manual_seed(1)
+        for t in range(200):
+            batch = torch.randint(len(labels), (64,), generator=draw)
+            x = spoil(images[batch]) if t == bad_at else images[batch]
+            try:
+                optimizer.step(lambda x=x, batch=batch: F.cross_entropy(model(x), labels[batch]))
+            except FloatingPointError:
+                assert t == bad_at
+        with torch.no_grad():
+            return float((model(images).argmax(1) == labels).float().mean())
+
+    assert accuracy(bad_at) > accuracy(-1) - 0.01
+
+
+def test_a_network_that_is_broken_for_good_is_an_error():
+    model, optimizer = train(1, test_every=4)
+    with torch.no_grad():
+        model[1].weight.fill_(math.nan)
+        optimizer.state[model[1].weight]["passed"].fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="the loss at x_t is nan"):
+        train(2, model, optimizer)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("test_every", [4, "auto"])
+def test_it_resumes_to_the_same_bits(test_every, capturable):
+    options = {"test_every": test_every, "capturable": capturable, "sigma": 30.0}
+    model, optimizer = train(60, **options)
+    assert optimizer.counts["untested"] > 0
+    half, saved = train(30, **options)
+    state = copy.deepcopy(saved.state_dict())
+    again = network()
+    again.load_state_dict(half.state_dict())
+    resumed = SR2(again, L1(1e-3), **TUNED | options | {"sigma": 1.0})
+    resumed.load_state_dict(state)
+    train(30, again, resumed, first=30)
+    assert same_bits(points(again, resumed), points(model, optimizer))
+    assert (resumed.counts, resumed.sigma) == (optimizer.counts, optimizer.sigma)
+
+
+def test_a_state_of_before_is_tested_first():
+    model, plain = train(3)
+    state = copy.deepcopy(plain.state_dict())
+    del state["state"]["search"]["pace"], state["state"]["search"]["untested"]
+    resumed = SR2(model, L1(1e-3), **TUNED, test_every=4)
+    resumed.load_state_dict(state)
+    train(4, model, resumed, first=3)
+    assert [resumed.counts[name] for name in FATES] == [4, 0, 0, 0, 3]
+
+
+def test_auto_grows_while_nothing_fails_and_falls_back():
+    auto, pace, gaps, failures, since = Auto(), Pace(), [], 0, 0
+    for _ in range(600):
+        tested = auto.due(pace, lambda: failures)
+        since += 1
+        if tested:
+            gaps.append(since)
+            since = 0
+        pace.go_on(tested=tested)
+    assert gaps[:85] == [*[1] * 20, *[2] * 20, *[4] * 20, *[8] * 20, *[16] * 5]
+    failures += 1
+    while not auto.due(pace, lambda: failures):
+        pace.go_on(tested=False)
+    pace.go_on(tested=True)
+    assert [auto.due(pace, lambda: failures) for _ in range(3)] == [True] * 3
+
+
+def test_auto_in_training():
+    _, optimizer = train(120, test_every="auto")
+    counts = optimizer.counts
+    assert optimizer._search.pace.every > 1
+    assert counts["accepted"] < 80
+    assert sum(counts.values()) == 120
+
+
+@pytest.mark.parametrize(("test_every", "reads_of_six"), [(4, 0), ("auto", 6)])
+def test_capturable_steps_read_nothing_but_what_auto_asks(test_every, reads_of_six):
+    model, optimizer = train(5, test_every=test_every, capturable=True)
+    with HostReads("cpu") as reads:
+        train(6, model, optimizer, first=5)
+    assert len(reads.seen) == reads_of_six
+
+
+def test_a_graph_has_one_kind_of_step_and_its_capture_does_not_count():
+    """What `CapturedStep` does on the host, without a device: the kinds of its replays are those of steps."""
+    model, optimizer = train(3, test_every=4, capturable=True)
+    before = copy.copy(optimizer._search.pace)
+    for tested in (True, False):
+        with kept_pace(optimizer, optimizer.testing, tested):
+            count = optimizer.counts["untested"]
+            train(1, model, optimizer)
+            assert optimizer.counts["untested"] == count + (not tested)
+    assert optimizer._search.pace == before
+    assert [next_is_tested(optimizer, optimizer.testing) for _ in range(6)] == [False, True, False, False, False, True]
+    assert next_is_tested(ProxSGD(model), None)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "often", None])
+def test_wrong_values(wrong):
+    with pytest.raises(ValueError, match=r"test_every must be a whole number of at least 1, or 'auto', and is"):
+        SR2(network(), test_every=wrong)
+
+
+def test_theorems_are_not_claimed():
+    with pytest.raises(ValueError, match=r"epsilon and batch_growth rest on theorems.*Every\(k=2\)"):
+        SR2(network(), test_every=2, epsilon=1e-3)
+
+
+# ---- leftovers of capturable
+
+
+@pytest.mark.parametrize("kind", [SR2, ProxSGD])
+def test_an_empty_first_group_under_capturable(kind):
+    x = nn.Parameter(torch.ones(3))
+    optimizer = kind([{"params": []}, {"params": [x]}], capturable=True)
+    optimizer.step(lambda: x.square().sum())
+    assert float(x.detach().sum()) < 3
+
+
+def test_andreis_metric_starts_at_one_after_a_first_batch_that_taught_nothing():
+    def second(spoil):
+        x = nn.Parameter(torch.ones(3))
+        optimizer = SR2([x], sigma=40.0, metric=Andrei(), rule=Ratio(gamma3=0.8), capturable=True)
+        if spoil:
+            optimizer.step(lambda: math.nan * x.sum())
+        for _ in range(2):
+            optimizer.step(lambda: x.square().sum())
+        return x.detach().clone(), optimizer.state[x]["curvature"].clone()
+
+    assert same_bits(second(True), second(False))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_an_interrupt_after_the_step_is_settled_leaves_it_done(capturable, monkeypatch):
+    model, optimizer = train(3, capturable=capturable)
+    twin, other = train(4, capturable=capturable)
+
+    def interrupt(self, outcome):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SearchState, "record", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(1, model, optimizer, first=3)
+    assert same_bits([p.detach() for p in model.parameters()], [p.detach() for p in twin.parameters()])
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(optimizer.state[p]["momentum"], other.state[q]["momentum"])
+    assert same_bits(list(model.buffers()), list(twin.buffers()))
+
+
+def test_an_interrupt_while_settling_puts_x_back(monkeypatch):
+    model, optimizer = train(3)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def interrupt(self, outcome):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TwoEvaluations, "settle", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(1, model, optimizer, first=3)
+    assert same_bits(before, [p.detach() for p in model.parameters()])
