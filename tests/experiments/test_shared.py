@@ -8,6 +8,7 @@ import fsspec
 import pytest
 
 from sr2.cli import main
+from sr2.experiments.run.build import checked
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.one import train
 from sr2.experiments.run.progress import Watch
@@ -15,7 +16,7 @@ from sr2.experiments.run.shared import opened
 from sr2.experiments.run.stop import StoppedError, StopSignals
 from tests.experiments.tools.runs import same_run
 
-CONFIG = RunConfig.of(model="mlp", epochs=3, batch=400)
+CONFIG = checked(RunConfig.of(model="mlp", epochs=3, batch=400))
 FLAGS = ["train", "--model", "mlp", "--epochs", "3", "--batch", "400"]
 
 
@@ -26,7 +27,7 @@ class StopsAfter(Watch):
 
     def step(self, examples: int) -> None:
         self.left -= 1
-        self.stop.asked = self.left == 0
+        self.stop.told = self.left == 0
 
 
 def copy(address: str, folder: Path) -> Path:

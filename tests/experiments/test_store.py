@@ -253,7 +253,7 @@ def test_a_digit_that_was_changed_is_seen(tmp_path: Path, file: str) -> None:
     finish(config, store)
     read_run(store.path)
     read_weights(store.path)
-    path = store.path / (store_module.WEIGHTS if file == "weights" else file)
+    path = store_module.weights_file(store.path) if file == "weights" else store.path / file
     content = bytearray(path.read_bytes())
     digits = [i for i, byte in enumerate(content) if chr(byte).isdigit()]
     content[digits[-1] if file != "result.json" else digits[5]] ^= 1
