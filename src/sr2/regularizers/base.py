@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import ClassVar, TypeGuard, overload
+from typing import Any, ClassVar, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -65,6 +65,14 @@ class Regularizer:
     @property
     def coefficients(self) -> tuple[float, float, float] | None:
         """(a, b, c) if R(x) = a |x|_1 + b |x|_0 + c |x|^2 / 2: one fused kernel of the optimizers serves them all."""
+        return None
+
+    @property
+    def chooses(self) -> tuple[Any, float] | None:
+        """(budget, c) if R is a budget of entries and c |x|^2 / 2: the same kernel serves, once the entries are chosen.
+
+        The budget has `keep(scores)` and `exceeded(xs)`, as `L0Ball` has.
+        """
         return None
 
     # ---- what a regularizer writes: one tensor at a time, or a whole group
