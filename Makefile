@@ -1,6 +1,7 @@
 # make test   everything CI runs, from nothing: sets up .venv, then formats, lints, types and tests
 # make quick  a verdict on the core in under a minute: format, lint, golden runs, twins, proxes, rules, state
 # make torture  kills, damaged and hostile files, fuzzed arguments, lost processes: minutes; docs/reliability.md
+# make docs   the documentation: site/index.html, every link checked
 # make demo   trains the small comparison on the embedded digits and writes its report
 # make        the same as make test
 
@@ -17,7 +18,7 @@ QUICK := tests/optim/test_golden.py tests/optim/test_twin.py tests/optim/test_ru
 	tests/optim/test_closures.py tests/optim/test_groups.py tests/regularizers/test_prox.py \
 	tests/regularizers/test_value.py tests/regularizers/test_arguments.py tests/test_architecture.py tests/test_zeros.py
 
-.PHONY: test quick setup lint types pytest torture demo wheel format clean
+.PHONY: test quick setup lint types pytest torture docs demo wheel format clean
 test: lint types pytest
 
 quick: lint
@@ -29,7 +30,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch hatchling editables
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[experiments,tensorboard,tests,trainers]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[experiments,tensorboard,tests,trainers,docs]'
 	touch $@
 
 lint: $(READY)
@@ -53,9 +54,13 @@ format: $(READY)
 wheel: $(READY)
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python docs/tools/check_site.py site
+
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/sr2 compare --model mlp --epochs 120 --momentum 0.9 \
 		--optimizers sr2,eta2=0.9 proxgen,lr=0.3 proxsgd --regularizers none l1 l0 --lams 3e-4 1e-3 2e-3 --runs runs/demo
 
 clean:
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

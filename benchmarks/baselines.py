@@ -2,7 +2,7 @@
 
     python benchmarks/baselines.py 1e-3   # lambda of l1; CIFAR-10's images at 8 x 8, 0.12 million parameters, 50 epochs
 
-`docs/reproduction.md` shows what this prints. The baselines' cooldown is torch's LambdaLR, along the line of SR2's.
+`docs/notebook.md` shows what this prints. The baselines' cooldown is torch's LambdaLR, along the line of SR2's.
 """
 
 from __future__ import annotations

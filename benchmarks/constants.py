@@ -1,4 +1,4 @@
-"""eta2, gamma3 and a cooldown on digits, where they matter; `docs/reproduction.md` shows what this prints.
+"""eta2, gamma3 and a cooldown on digits, where they matter; `docs/constants.md` shows what this prints.
 
     python benchmarks/constants.py wide      # l0 takes a wide network whole
     python benchmarks/constants.py steady    # with batch norm a low eta2 makes steps too long

@@ -3,7 +3,7 @@
     python benchmarks/first_steps.py cifar10-densenet121-sr2-l0-1e-2 40 eta2=0.99 gamma3=0.8
     python benchmarks/first_steps.py cifar10-resnet34-sr2-l0-1e-3 12 eta2=0.9
 
-Settings of the run are given as name=value. `docs/reproduction.md` quotes what it prints.
+Settings of the run are given as name=value. `docs/sigma.md` quotes what it prints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a global budget adds to a step: SR2 under L0Ball against SR2 under L1, whole steps, interleaved.
 
     python benchmarks/selection.py --device cuda --out selection.json      # bf16, captured as CUDA graphs
-    OMP_NUM_THREADS=1 python benchmarks/selection.py --repeats 3 --steps 1 # the CPU
+    OMP_NUM_THREADS=1 python benchmarks/selection.py --repeats 3 --steps 1 # the CPU, in seconds of the process
 
 ResNet-18 (11 million weights, of which the budget keeps 5 %), one batch of 128. Every way has a network of its own. The
 ratio is the median of ratios of neighbouring timings to the first way. "tensor by tensor" is how L1 moves without its
@@ -15,7 +15,8 @@ import argparse
 import contextlib
 import json
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from sr2 import L1, SR2, L0Ball
-from sr2.experiments.bench import BenchConfig, Timing, interleave
 from sr2.experiments.models import build
 from sr2.export.measure import table
 from sr2.optim import CapturedStep
@@ -84,6 +84,24 @@ def prox_of(R: Regularizer, options: argparse.Namespace) -> Callable[[], object]
     return graph.replay
 
 
+def timed(bodies: Sequence[Callable[[], object]], options: argparse.Namespace) -> list[list[float]]:
+    """Seconds of each, in turn, again and again; on the CPU those of this process, whatever else the machine does."""
+    cuda = options.device.startswith("cuda")
+    clock = time.perf_counter if cuda else time.process_time
+    seconds: list[list[float]] = [[] for _ in bodies]
+    for _ in range(options.repeats):
+        for body, found in zip(bodies, seconds, strict=True):
+            if cuda:
+                torch.cuda.synchronize()
+            start = clock()
+            for _ in range(options.steps):
+                body()
+            if cuda:
+                torch.cuda.synchronize()
+            found.append((clock() - start) / options.steps)
+    return seconds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
@@ -97,13 +115,11 @@ def main() -> int:
     options = parser.parse_args()
     budget = L0Ball(density=0.05)
     bodies = [step_of(*WAYS[n], options) if n in WAYS else prox_of(budget, options) for n in options.ways]
-    timings = [Timing(name) for name in options.ways]
-    config = BenchConfig(steps=options.steps, repeats=options.repeats)
-    interleave(bodies, timings, config, torch.device(options.device))
+    seconds = timed(bodies, options)
     rows = []
-    for timing in timings:
-        ratio = statistics.median(a / b for a, b in zip(timing.seconds, timings[0].seconds, strict=True))
-        rows.append({"way": timing.name, "milliseconds": 1e3 * timing.median, "ratio": ratio})
+    for name, found in zip(options.ways, seconds, strict=True):
+        ratio = statistics.median(a / b for a, b in zip(found, seconds[0], strict=True))
+        rows.append({"way": name, "milliseconds": 1e3 * statistics.median(found), "ratio": ratio})
     print(table([["", "ms", "ratio"], *([r["way"], f"{r['milliseconds']:.3f}", f"{r['ratio']:.3f}"] for r in rows)]))
     if options.out:
         what = {"torch": torch.__version__, "device": options.device, "batch": options.batch, "model": options.model}

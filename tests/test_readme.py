@@ -107,14 +107,6 @@ def test_the_results_are_those_of_the_folder():
     assert table == made, f"between the README's markers there should be\n{made}"
 
 
-def test_the_table_of_regularizers_is_the_codes():
-    rows = re.findall(r"^\| `(\w+)\(.*\| (yes|no) \| (yes|no) \| (yes|no) \|$", README, re.MULTILINE)
-    said = {name: tuple(word == "yes" for word in words) for name, *words in rows}
-    names = [name for name in sr2.regularizers.__all__ if name not in ("Regularizer", "Heads")]
-    classes = {name: getattr(sr2, name) for name in names}
-    assert said == {name: (c.convex, c.separable, c.diagonal) for name, c in classes.items()}
-
-
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text(encoding="utf-8")

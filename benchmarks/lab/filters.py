@@ -9,8 +9,8 @@ many times the smallest norm of the network is above what the prox sets to zero.
 
     OMP_NUM_THREADS=1 python -m benchmarks.lab.filters --budgets
 
-is the way out: half of the filters, with and without their batch norms, 600 steps of 64; accuracy of the last iterate on
-360 images that were held out, and what `shrink` leaves.
+is the way out: half of the filters, with and without their batch norms, 600 steps of 64; accuracy of the last iterate
+on 360 images that were held out, and what `shrink` leaves.
 """
 
 from __future__ import annotations
@@ -107,18 +107,23 @@ def budgets() -> None:
     print(table([["", "seed", "accuracy", "filters left", "parameters", "constants behind padding"]]))
     for seed in (0, 1):
         for name, (groups, given) in ways.items():
-            torch.manual_seed(seed)
-            digits, model = load("digits"), build("cnn", 10, (1, 8, 8))
-            images, labels = digits.train_inputs.float() / 16, digits.train_targets
-            optimizer = SR2(groups(model), average=False, steps=600, **given)
-            for _ in range(600):
-                b = torch.randint(len(images), (64,))
-                optimizer.step(lambda b=b: cross_entropy(model(images[b]), labels[b]))  # type: ignore[misc]
-            small = shrink(model, x, verbose=False)
-            with torch.no_grad():
-                right = (small(digits.test_inputs.float() / 16).argmax(1) == digits.test_targets).double().mean()
-            left = [m.out_channels for m in small.modules() if isinstance(m, nn.Conv2d)]
-            print(name, seed, f"{float(right):.4f}", left, small.shrunk.parameters[1], small.shrunk.padded, flush=True)
+            print(name, seed, *half(groups, given, seed), flush=True)
+
+
+def half(groups: Callable[[nn.Module], Any], given: dict[str, Any], seed: int, steps: int = 600) -> list[object]:
+    """Accuracy, filters by layer, parameters, and constants that stay."""
+    torch.manual_seed(seed)
+    digits, model = load("digits"), build("cnn", 10, (1, 8, 8))
+    x, y = digits.train_inputs.float() / 16, digits.train_targets
+    optimizer = SR2(groups(model), average=False, steps=steps, **given)
+    for _ in range(steps):
+        b = torch.randint(len(x), (64,))
+        optimizer.step(lambda b=b: cross_entropy(model(x[b]), y[b]))  # type: ignore[misc]
+    small = shrink(model, x[:1], verbose=False)
+    with torch.no_grad():
+        right = (small(digits.test_inputs.float() / 16).argmax(1) == digits.test_targets).double().mean()
+    left = [m.out_channels for m in small.modules() if isinstance(m, nn.Conv2d)]
+    return [f"{float(right):.4f}", left, small.shrunk.parameters[1], small.shrunk.padded]
 
 
 def main() -> None:

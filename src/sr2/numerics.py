@@ -97,6 +97,32 @@ def in_parts(xs: Sequence[Tensor]) -> list[Tensor]:
     return [part for x in xs for part in (x.chunk(max(1, -(-x.numel() // PART))) if x.dim() else (x,))]
 
 
+# ---- tensors of which every process has a part (torch's DTensor)
+
+
+def is_part(x: Tensor) -> bool:
+    """Whether x is a DTensor. What it is made of is imported by who makes one."""
+    return hasattr(x, "device_mesh")
+
+
+def local(x: Tensor) -> Tensor:
+    """What this process has of x, the same object at every call; x itself where that is all."""
+    return x._local_tensor if is_part(x) else x  # type: ignore[attr-defined]
+
+
+def whole(x: Tensor) -> Tensor:
+    """All of x, asked of the other processes, which must ask too."""
+    return x.full_tensor() if is_part(x) else x  # type: ignore[attr-defined]
+
+
+def gradient_of(p: Tensor) -> Tensor | None:
+    """What this process has of p's gradient, spread as p is: that of a p which all have may come as parts of a sum."""
+    g = p.grad
+    if g is not None and is_part(g) and g.placements != p.placements:  # type: ignore[attr-defined]
+        g = g.redistribute(placements=p.placements)  # type: ignore[attr-defined]
+    return None if g is None else local(g)
+
+
 # ---- CUDA graphs
 
 

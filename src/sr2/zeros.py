@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .numerics import whole
 from .regularizers.base import check_number
 
 Tensors = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor]
@@ -75,7 +76,7 @@ def sparsity(model: Tensors, threshold: float = 0.0) -> Sparsity:
     check_number("sparsity", "threshold", threshold, 0)
     named = list(_named(model))
     with torch.no_grad():
-        counts = [(p.abs() <= threshold).sum() for _, p in named]
+        counts = [whole((p.abs() <= threshold).sum()) for _, p in named]
         zeros = torch.stack([c.cpu() for c in counts]).tolist() if counts else []
     return Sparsity(
         float(threshold),

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2
+from tests.tools import remembered
 
 
 def problem(seed=0):
@@ -87,7 +88,7 @@ def test_a_run_without_one_can_be_cooled_down_from_its_checkpoint():
     plain = SR2(model, L1(1e-3), sigma=4.0, eta2=1 - 1e-9)
     sigmas(plain, closure, 7)
     state = plain.state_dict()
-    del state["state"]["search"]["memory"], state["state"]["search"]["schedule"]  # as in earlier versions
+    del remembered(state)["memory"], remembered(state)["schedule"]  # as in earlier versions
     optimizer = SR2(model, L1(1e-3), sigma=4.0, eta2=1 - 1e-9, cooldown=(8, 12))
     optimizer.load_state_dict(state)
     assert sigmas(optimizer, closure, 4) == pytest.approx([4.0, 4.0, 16 / 3, 8.0, 16.0])  # sigma_8 is 4

@@ -154,7 +154,7 @@ def growing(rank):
         if i == 0:
             with GradientNoise(optimizer._parameters()) as noise:
                 loss_and_gradients(closure, optimizer._parameters())
-            estimate = noise.estimate(optimizer._process_group)
+            estimate = noise.estimate(optimizer._processes)
         optimizer.step(closure)
         sizes.append(optimizer.batch_size)
     return {"estimate": estimate, "sizes": sizes, "weights": [p.detach() for p in model.parameters()]}

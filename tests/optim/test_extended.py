@@ -9,6 +9,7 @@ from torch import nn
 
 from sr2 import L1, SR2
 from sr2.regularizers import Regularizer
+from tests.tools import remembered
 
 C = 3.0
 
@@ -77,7 +78,7 @@ def test_a_momentum_step_below_the_threshold_raises_sigma_too(capturable):
         optimizer.step(f)
     assert optimizer.counts["accepted"] == 3
     state = optimizer.state_dict()
-    state["state"]["search"]["sigma"] = 1.0
+    remembered(state)["sigma"] = 1.0
     optimizer.load_state_dict(state)
     optimizer.step(f)
     assert optimizer.last_step.accepted is False

@@ -14,8 +14,10 @@ from sr2 import L1, NM, SR2, GroupL2, L0Ball, Rank
 from sr2.experiments import models
 from sr2.optim import CapturedStep
 from sr2.optim.parts.rules import Evidence, Rounding
+from sr2.optim.processes import ALONE
 from sr2.rules import Follow, Ratio, Tolerant
 from sr2.schedules import Cooldown, Reach
+from tests.tools import remembered
 
 ADAM = {"metric": "adam", "momentum": 0.9, "rule": Tolerant(), "average": True}
 PLAIN = {"metric": None, "momentum": 0.0, "average": False}
@@ -151,9 +153,9 @@ def test_what_is_taken_for_the_decrease_of_r():
     rounding, cpu = Rounding(0.0, 0.0), torch.device("cpu")
     for dR, expected in ((np.inf, 4.0), (0.25, 0.25), (-np.inf, -np.inf)):
         model = [torch.tensor(n, dtype=torch.float64) for n in (-1.0, dR, 2.0, 5.0)]
-        evidence = Evidence.gather(numbers, model, rounding, None, cpu, reaching=True)
+        evidence = Evidence.gather(numbers, model, rounding, ALONE, cpu, reaching=True)
         assert float(evidence.dR) == expected
-        assert float(Evidence.gather(numbers, model, rounding, None, cpu).dR) == dR
+        assert float(Evidence.gather(numbers, model, rounding, ALONE, cpu).dR) == dR
         if dR == np.inf:
             assert float(evidence.actual / evidence.predicted) == pytest.approx(1 - float(evidence.curvature) / 2)
 
@@ -276,7 +278,7 @@ def test_an_interrupt_changes_nothing(evaluation):
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(interrupted)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
-    assert optimizer.state_dict()["state"]["search"] == saved["state"]["search"]
+    assert remembered(optimizer.state_dict()) == remembered(saved)
     run(optimizer, closures, 19, 11)
     same(model, trained("budget", 30)[0])
 

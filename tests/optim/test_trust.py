@@ -16,7 +16,7 @@ from sr2.optim.closure.twice import TwoEvaluations
 from sr2.optim.parts.testing import Auto, Pace
 from sr2.optim.state import SearchState
 from sr2.rules import Ratio, Tolerant
-from tests.tools import same_bits
+from tests.tools import remembered, same_bits
 
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(8, 16, 6, generator=DRAW), torch.randint(3, (8, 16), generator=DRAW)
@@ -212,7 +212,7 @@ def test_it_resumes_to_the_same_bits(test_every, capturable):
 def test_a_state_of_before_is_tested_first():
     model, plain = train(3)
     state = copy.deepcopy(plain.state_dict())
-    del state["state"]["search"]["pace"], state["state"]["search"]["untested"]
+    del remembered(state)["pace"], remembered(state)["untested"]
     resumed = SR2(model, L1(1e-3), **TUNED, test_every=4)
     resumed.load_state_dict(state)
     train(4, model, resumed, first=3)

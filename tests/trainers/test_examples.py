@@ -1,7 +1,9 @@
 """Every example of examples/trainers runs as it is printed, learns, and finds zeros."""
 
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples" / "trainers"
 NEEDS = {
     "accelerate_digits": "accelerate",
+    "fsdp": "sklearn",
     "huggingface_bert": "transformers",
     "lightning_digits": "lightning",
     "script_loop": "tensorboard",
@@ -71,6 +74,26 @@ def test_a_script_and_tensorboard(run, tmp_path):
     events = EventAccumulator(str(tmp_path)).Reload()
     assert {"loss", "sigma", "rho", "zeros"} <= set(events.Tags()["scalars"])
     assert events.Scalars("loss")[-1].value < events.Scalars("loss")[0].value
+
+
+def test_fsdp_on_two_processes(tmp_path):
+    """A process of its own for each, and one that starts them."""
+    free = "--standalone"  # torchrun finds a port
+    command = [sys.executable, "-W", "error", "-m", "torch.distributed.run", free, "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, EXAMPLES / "fsdp.py", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning:__main__"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert "the first of 2 processes has 48 of 96 rows and 5 of 10" in done.stdout
+    assert number(r"then ([\d.]+) %", done.stdout) > 75
+    assert "steps 120" in done.stdout
+    assert number(r"0.weight .* ([\d.]+) %", done.stdout) > 70
+    assert (tmp_path / ".metadata").exists()
 
 
 def test_every_example_is_run_here():

@@ -14,11 +14,12 @@ from ..telling import tell
 from .groups import ParamGroups, module_groups
 from .moves.base import Moves, Proposal
 from .moves.choose import choose
+from .parts.directions import Direction
 from .parts.metrics import Metric, as_metric
-from .processes import check_whole, parallel
+from .processes import Processes, check_not_flat
+from .saving import WIDE, first_entry, fits, from_line, loaded_entry, saved_entry, to_line
+from .shards import bound, check_parts
 
-WIDE = ("average", "square", "curvature")
-"""What is remembered in float32 of a bfloat16 parameter: slow means, of which small changes would be rounded away."""
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
 
@@ -97,10 +98,9 @@ class ProximalOptimizer(torch.optim.Optimizer):
         regularizer = param_group.get("regularizer", self.defaults["regularizer"])
         check_regularizer(regularizer)
         self._check_fits(regularizer)
-        for p in [param_group["params"]] if isinstance(param_group["params"], Tensor) else param_group["params"]:
-            check_whole(type(self).__name__, p[1] if isinstance(p, tuple) else p)
         super().add_param_group(param_group)
         self._bound = None
+        self.__dict__.pop("_processes", None)
         for p in self.param_groups[-1]["params"]:
             if p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
                 del self.param_groups[-1]
@@ -109,6 +109,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
                     "keep float32 parameters and compute in lower precision with torch.autocast, "
                     "or view a complex one as real (torch.view_as_real)"
                 )
+            self.state[p] = {}  # torch.distributed.checkpoint would step an optimizer that has no state
 
     def _named(self, param_group: dict[str, Any]) -> dict[str, Any]:
         """The group with names, where the others have some: torch wants all or none, and a module's have."""
@@ -139,16 +140,23 @@ class ProximalOptimizer(torch.optim.Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     @cached_property
-    def _process_group(self) -> Any:
-        """The processes that must agree on decisions: those of a DistributedDataParallel module."""
-        together = parallel(self._module)
-        return None if together is None else together.process_group
+    def _processes(self) -> Processes:
+        """Those that must agree on decisions."""
+        return Processes.of(self._module, self._all_parameters())
+
+    def _direction_of(self, group: dict[str, Any]) -> Direction | None:
+        """What makes v of the gradients of this group."""
+        return getattr(self, "direction", None)
 
     def _bind(self) -> None:
         """Show every regularizer its tensors before the first step: `KeepZeros` takes its zeros from them."""
+        self.__dict__.pop("_processes", None)  # a trainer may have exchanged the tensors since they were given
+        check_not_flat(type(self).__name__, self._module, self._all_parameters())
+        check_parts(self, self._processes)
         for group in self.param_groups:
             if group["regularizer"] is not None:
-                group["regularizer"] = group["regularizer"].start([p for p in group["params"] if p.requires_grad])
+                trained = [p for p in group["params"] if p.requires_grad]
+                group["regularizer"] = bound(group["regularizer"], trained, self._processes)
         self._in_force = [self._strengthened(group["regularizer"]) for group in self.param_groups]
         self._bound = self._trained()
 
@@ -187,16 +195,27 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data only: `torch.load(weights_only=True)` reads it. Regularizers are written as their repr."""
+        parameters = self._all_parameters()
+        for p in set(self.state) - set(parameters):  # a trainer has exchanged the tensors
+            del self.state[p]
         state = super().state_dict()
         for group in state["param_groups"]:
             group["regularizer"] = repr(group["regularizer"])
             if "lr" in group:
                 group["lr"] = float(group["lr"])
-        # On load torch casts tensors to their parameter's dtype: the weights of averages, float64, go as numbers.
-        entries = {key: _with_weights(entry, float) for key, entry in state["state"].items()}
-        own = {name: remembered.state_dict() for name, remembered in self._remembered().items()}
-        state["state"] = {**entries, **own}
+        state["state"] = {key: self._saved(parameters[key], entry) for key, entry in state["state"].items()}
+        for name, remembered in self._remembered().items():
+            state["param_groups"][0][name] = to_line(remembered.state_dict())
         return state
+
+    def _saved(self, p: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
+        if entry or not p.requires_grad:
+            return saved_entry(p, entry, begun=True)
+        group = next(g for g in self.param_groups if any(p is q for q in g["params"]))
+        points = {"average": "averaging", "passed": "testing"}  # of SR2, each in the state of a parameter
+        copies = [name for name, part in points.items() if getattr(self, part, None) is not None]
+        first = first_entry(p, self.metric, self._direction_of(group), copies)
+        return saved_entry(p, first, begun=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""
@@ -209,12 +228,14 @@ class ProximalOptimizer(torch.optim.Optimizer):
             saved["regularizer"] = None  # torch would deep-copy it
         super().load_state_dict({**state_dict, "param_groups": groups})
         for name, remembered in self._remembered().items():
-            remembered.load_state_dict(self.state.pop(name))  # type: ignore[call-overload]  # torch keeps what is no parameter's as it is
+            line = self.param_groups[0].pop(name, None)
+            among: Any = self.state  # where the first releases had it, and torch keeps what is no parameter's as it is
+            remembered.load_state_dict(from_line(among.pop(name) if line is None else line))
         for group, regularizer in zip(self.param_groups, mine, strict=True):
             group["regularizer"] = regularizer
         self._keep_wide(state_dict)
-        for p in self._all_parameters():  # a state that is written in place must be nobody else's
-            self.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.state[p].items()}
+        for p in self._all_parameters():
+            self.state[p] = loaded_entry(p, self.state[p])
         self._place()
 
     def _keep_wide(self, state_dict: dict[str, Any]) -> None:
@@ -227,7 +248,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def _check_state(self, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
         """Whether it is one of this class."""
-        lacking = [name for name in self._remembered() if name not in state]
+        lacking = [name for name in self._remembered() if name not in state and name not in groups[0]]
         lacking += [name for group in groups for name in self.defaults if name not in group]
         if lacking:
             name = type(self).__name__
@@ -241,7 +262,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for p, entry in state["state"].items():
             momentum = entry.get("momentum")
-            if momentum is not None and momentum.shape != p.shape:
+            if momentum is not None and not fits(p, momentum):
                 raise ValueError(
                     f"the momentum of a parameter of shape {tuple(p.shape)} has shape {tuple(momentum.shape)}: "
                     "load the state of the same network"

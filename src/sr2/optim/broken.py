@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .moves.base import Move, gradients_are_finite, starts_outside
+from .moves.base import Move, Proposal
 from .parts.rules import Evidence
+from .processes import Processes
 
 
 class LeftDomainError(Exception):
@@ -30,7 +33,7 @@ def again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return begun_anew
 
 
-def sound_at_x(evidence: Evidence, move: Move, *, capturable: bool) -> Tensor:
+def sound_at_x(evidence: Evidence, move: Move, together: Processes, *, capturable: bool) -> Tensor:
     """Whether f and its gradient are finite at x_t, as a 0-dim tensor; on the host it is an error if they are not.
 
     v's is not finite where g is not, or where only the prox is not: the latter is a rejection.
@@ -44,9 +47,9 @@ def sound_at_x(evidence: Evidence, move: Move, *, capturable: bool) -> Tensor:
         broken = f"the loss at x_t is {float(loss)}"
     elif not f.isfinite():
         broken = f"the objective at x_t is {float(f)}"
-    elif not vs.isfinite() and not gradients_are_finite(move.proposals):
+    elif not vs.isfinite() and not together.all(gradients_are_finite(move.proposals)):
         broken = f"the loss at x_t is finite ({float(loss):g}) and its gradient is not"
-    elif not evidence.dR.isfinite() and starts_outside(move):
+    elif not evidence.dR.isfinite() and starts_outside(move, together):
         raise LeftDomainError
     if broken:
         raise FloatingPointError(
@@ -54,3 +57,19 @@ def sound_at_x(evidence: Evidence, move: Move, *, capturable: bool) -> Tensor:
             "finite in the data or the model"
         )
     return loss.isfinite()
+
+
+def starts_outside(move: Move, together: Processes) -> bool:
+    """Whether R(x) is infinite, x being the point that was left."""
+    pairs = zip(move.proposals, move.kept, strict=True)
+    values = [p.regularizer.value(kept) for p, kept in pairs if p.regularizer.coefficients is None]
+    return bool(values) and not together.all(~torch.stack([v.isposinf().cpu() for v in values]).any())
+
+
+def gradients_are_finite(proposals: Sequence[Proposal]) -> Tensor:
+    """A 0-dim tensor, without a host read."""
+    gs = [g for p in proposals for g in p.gs if g.numel()]
+    if not gs:  # this process has a part of nothing
+        return torch.ones((), dtype=torch.bool, device=proposals[0].xs[0].device)
+    norms = torch._foreach_norm(gs, math.inf)
+    return torch.stack([n.isfinite().to(norms[0].device) for n in norms]).all()

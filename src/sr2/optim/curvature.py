@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..numerics import in_parts
+from ..numerics import gradient_of, in_parts, local
 from ..regularizers.base import Regularizer
 from ..telling import tell
 from .closure.losses import NO_SPARSE, Closure, loss_and_gradients, mean_loss
 from .closure.twice import untouched
+from .processes import ALONE, Processes
 
 ITERATIONS = 32
 TOLERANCE = 0.02
@@ -30,15 +31,14 @@ _log = logging.getLogger("sr2")
 
 
 def estimate_sigma0(
-    closure: Closure,
-    module: nn.Module | None,
-    parameters: Sequence[Tensor],
-    mean: Callable[[Tensor], Tensor] = lambda own: own,
+    closure: Closure, module: nn.Module | None, parameters: Sequence[Tensor], together: Processes = ALONE
 ) -> float:
     """An estimate of L at the current point, positive and at most 1e12; buffers, generators and gradients stay.
 
-    Falls back to a finite difference along the gradient where the loss cannot be differentiated twice, and says so.
-    `mean` of a tensor is its mean over the processes, each of which has a part of the loss.
+    Of several processes under DistributedDataParallel it is that of the mean of their losses: every product with the
+    Hessian is a mean, so that all take the same decisions. Falls back to a finite difference along the gradient where
+    the loss cannot be differentiated twice, and says so; it is the way for DTensor parameters, since fully_shard gives
+    the gradients of a whole layer at once.
 
     >>> from torch import nn
     >>> model, x = nn.Linear(3, 1, bias=False), torch.eye(3) * torch.tensor([1.0, 2.0, 5.0])
@@ -50,24 +50,32 @@ def estimate_sigma0(
         for p in parameters:
             p.grad = None
         try:
+            if together.mesh is not None:
+                return _usable(_along_gradient(closure, parameters, together))
             result = closure()
             if any(p.grad is not None for p in parameters):
                 _log.info("sigma_0 by finite differences along the gradient: the closure fills the gradients itself")
-                estimate = _along_gradient(closure, parameters, mean)
+                estimate = _along_gradient(closure, parameters, together)
             else:
-                estimate = _largest_eigenvalue(mean_loss(result), parameters, mean)
+                estimate = _largest_eigenvalue(mean_loss(result), parameters, together.mean)
         except RuntimeError as error:
             if "sparse" in str(error).lower():
                 raise ValueError(NO_SPARSE) from error
             if not _is_about_double_backward(error):
                 raise
             tell(f"sigma_0 by finite differences: no second derivative ({_first_line(error)})")
-            estimate = _along_gradient(closure, parameters, mean)
+            estimate = _along_gradient(closure, parameters, together)
+    return _usable(estimate)
+
+
+def _usable(estimate: float) -> float:
     return min(estimate, LARGEST) if math.isfinite(estimate) and estimate > 0 else 1.0
 
 
 @torch.no_grad()
-def leaves_half(penalized: Iterable[tuple[Regularizer | None, Sequence[Tensor]]], sigma: float) -> float:
+def leaves_half(
+    penalized: Iterable[tuple[Regularizer | None, Sequence[Tensor]]], sigma: float, together: Processes = ALONE
+) -> float:
     """The least of sigma, 2 sigma, 4 sigma, … with which the prox of x_0 leaves half of its nonzeros.
 
     The curvature knows nothing of R: with a large lambda, a first step of 1 / L can leave nothing to train. R that are
@@ -77,12 +85,21 @@ def leaves_half(penalized: Iterable[tuple[Regularizer | None, Sequence[Tensor]]]
     >>> leaves_half([(L0(1.0), [torch.tensor([0.1, 0.5, 0.7, 1.0])])], 1.0)  # the threshold is sqrt(2 / sigma)
     8.0
     """
-    parts = [(r, part) for r, xs in penalized if r is not None and r.separable for part in in_parts(xs)]
-    nonzeros = sum(int(part.count_nonzero()) for _, part in parts)
+    groups = [
+        (r, [local(p) for p in params if together.counts(p)])
+        for r, params in penalized
+        if r is not None and r.separable
+    ]
+    parts = [(r, part) for r, xs in groups for part in in_parts(xs)]
 
-    def left() -> int:
-        return sum(int(r.prox([part], 1.0 / sigma)[0].count_nonzero()) for r, part in parts)
+    def count(xs: Iterable[Tensor]) -> float:
+        mine = sum(int(x.count_nonzero()) for x in xs)
+        return float(together.sum(torch.tensor(mine, dtype=torch.float64, device="cpu")))
 
+    def left() -> float:
+        return count(r.prox([part], 1.0 / sigma)[0] for r, part in parts)
+
+    nonzeros = count(part for _, part in parts)
     while sigma < LARGEST and 2 * left() < nonzeros:
         sigma *= 2
     return sigma
@@ -139,29 +156,40 @@ def lanczos(product: Callable[[Vector], Vector], start: Vector) -> float:
 
 
 @torch.no_grad()
-def _along_gradient(closure: Closure, parameters: Sequence[Tensor], mean: Callable[[Tensor], Tensor]) -> float:
+def _along_gradient(closure: Closure, parameters: Sequence[Tensor], together: Processes = ALONE) -> float:
     """|g(x + s) - g(x)| / |s| with s = h g / |g|, as it comes out in the parameters' dtype.
 
     Of one rounding h / |x| = sqrt(eps) would make the least; gradients carry more, and eps^0.4 is 0.14 in bfloat16,
     2e-3 in float32 and 5e-7 in float64.
     """
-    kept = [p.detach().clone() for p in parameters]
-    loss_and_gradients(closure, parameters)
-    g = [mean(torch.zeros_like(p) if p.grad is None else p.grad.clone()) for p in parameters]
-    size = _norm(g)
+    xs = [local(p).detach() for p in parameters]
+    kept = [x.clone() for x in xs]
+
+    def gradient() -> Vector:
+        loss_and_gradients(closure, parameters)
+        gs = map(gradient_of, parameters)
+        own = [torch.zeros_like(x) if g is None else g.clone() for x, g in zip(xs, gs, strict=True)]
+        return own if together.mesh is not None else [together.mean(g) for g in own]
+
+    def norm(vector: Vector) -> float:
+        mine = [x for x, p in zip(vector, parameters, strict=True) if together.counts(p)]
+        return math.sqrt(together.sum(torch.tensor(_dot(mine, mine), dtype=torch.float64, device="cpu")))
+
+    g = gradient()
+    size = norm(g)
     if not (math.isfinite(size) and size > 0):
         return math.nan
-    eps = max(torch.finfo(p.dtype).eps for p in parameters)
-    h = eps**0.4 * max(1.0, _norm(kept))
+    eps = max(torch.finfo(x.dtype).eps for x in xs)
+    h = eps**0.4 * max(1.0, norm(kept))
     try:
-        for p, d in zip(parameters, g, strict=True):
-            p.add_(d, alpha=h / size)
-        loss_and_gradients(closure, parameters)
-        moved = [mean(torch.zeros_like(p) if p.grad is None else p.grad) for p in parameters]
-        return _distance(moved, g) / _distance(parameters, kept)
+        for x, d in zip(xs, g, strict=True):
+            x.add_(d, alpha=h / size)
+        together.reshard()
+        return norm(_minus(gradient(), g)) / norm(_minus(xs, kept))
     finally:
-        for p, old in zip(parameters, kept, strict=True):
-            p.copy_(old)
+        for x, old in zip(xs, kept, strict=True):
+            x.copy_(old)
+        together.reshard()
 
 
 def _once_only(gradient: Sequence[Tensor]) -> bool:
@@ -209,8 +237,8 @@ def _norm(a: Vector) -> float:
     return math.sqrt(_dot(a, a))
 
 
-def _distance(a: Sequence[Tensor], b: Vector) -> float:
-    return _norm([x - y for x, y in zip(a, b, strict=True)])
+def _minus(a: Vector, b: Vector) -> Vector:
+    return [x - y for x, y in zip(a, b, strict=True)]
 
 
 def _scaled(a: Vector, factor: float) -> Vector:

@@ -11,7 +11,7 @@ from ..regularizers.base import Regularizer, check_number
 from .base import Params, ProximalOptimizer
 from .closure.losses import Closure, loss_and_gradients
 from .moves.base import Proposal
-from .parts.directions import as_direction
+from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 
 
@@ -68,6 +68,9 @@ class ProxGEN(ProximalOptimizer):
         words += f", weight_decay={first['weight_decay']:g}" if first["weight_decay"] else ""
         return words + (f", metric={self.metric!r}" if self.metric else "")
 
+    def _direction_of(self, group: dict[str, Any]) -> Direction | None:
+        return as_direction("ProxGEN", group["momentum"])
+
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         """One step on the closure's loss (either kind of closure), or on the gradients that are there."""
@@ -75,8 +78,8 @@ class ProxGEN(ProximalOptimizer):
             self._bind()
         loss = None if closure is None else loss_and_gradients(closure, self._parameters(), self._module)[0]
         for number, group in enumerate(self.param_groups):
-            lr, direction = group["lr"], as_direction("ProxGEN", group["momentum"])
-            proposal = Proposal.of(group, self.state, lr, self.metric, direction)
+            lr = group["lr"]
+            proposal = Proposal.of(group, self.state, lr, self.metric, self._direction_of(group), self._processes)
             if proposal is None:
                 continue
             if group["weight_decay"]:

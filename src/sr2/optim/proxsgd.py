@@ -12,7 +12,7 @@ from ..regularizers.base import Regularizer, Step, check_convex, check_number
 from .base import Params, ProximalOptimizer, Remembered
 from .closure.losses import Closure, loss_and_gradients
 from .moves.base import Proposal
-from .parts.directions import Toward, between
+from .parts.directions import Direction, Toward, between
 from .parts.metrics import Metric
 
 
@@ -88,9 +88,12 @@ class ProxSGD(ProximalOptimizer):
         )
         return words + f", metric={self.metric!r}"
 
-    @staticmethod
-    def _direction(group: dict[str, Any], t: Step) -> Toward | None:
-        return None if group["rho"] is None else Toward(_falling(group["rho"], t, group["rho_decay"]))
+    def _direction_of(self, group: dict[str, Any]) -> Direction | None:
+        return None if group["rho"] is None else Toward(_falling(group["rho"], self._t, group["rho_decay"]))
+
+    @property
+    def _t(self) -> Step:
+        return self._count.t.double() if self.capturable else int(self._count.t)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
@@ -99,13 +102,12 @@ class ProxSGD(ProximalOptimizer):
             self._bind()
         loss = None if closure is None else loss_and_gradients(closure, self._parameters(), self._module)[0]
         self._count.t += 1
-        t = self._count.t.double() if self.capturable else int(self._count.t)
         for number, group in enumerate(self.param_groups):
-            proposal = Proposal.of(group, self.state, 1.0, self.metric, self._direction(group, t))
+            proposal = Proposal.of(group, self.state, 1.0, self.metric, self._direction_of(group), self._processes)
             if proposal is None:
                 continue
             (kept,), xs = self._take(number, proposal), proposal.xs
-            eps = _falling(group["lr"], t, group["lr_decay"])
+            eps = _falling(group["lr"], self._t, group["lr_decay"])
             torch._foreach_copy_(xs, [between(old, z, eps) for old, z in zip(kept, xs, strict=True)])
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss

@@ -39,13 +39,12 @@ from .trust import hold, is_tested, on_trust
 
 
 class SR2(Reading, ProximalOptimizer):
-    r"""SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
+    """SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
 
     Each step draws what the closure evaluates, f(., xi_t), and
 
-    .. math::
-        s_t &\in \arg\min_s\; v_t^T s + \tfrac12 \sigma_t s^T D_t s + R(x_t + s)\\
-        \rho_t &= \frac{f(x_t) + R(x_t) - f(x_t + s_t) - R(x_t + s_t)}{R(x_t) - R(x_t + s_t) - v_t^T s_t}
+        s   = argmin_s  v's + sigma/2 s'Ds + R(x + s)
+        rho = (f(x) + R(x) - f(x + s) - R(x + s)) / (R(x) - R(x + s) - v's)
 
     By default v is an average of gradients, D is Adam's metric, and the rule is `rules.Tolerant`: sigma falls where rho
     is near 1, and x is put back, with a larger sigma, only where the objective rises by more than was promised.
@@ -185,7 +184,7 @@ class SR2(Reading, ProximalOptimizer):
         if self._bound is None:
             self._bind()
         groups = zip(self.param_groups, self._in_force, strict=True)
-        made = (Proposal.of({**group, "regularizer": R}, self.state, *parts) for group, R in groups)
+        made = (Proposal.of({**g, "regularizer": R}, self.state, *parts, self._processes) for g, R in groups)
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
@@ -194,21 +193,21 @@ class SR2(Reading, ProximalOptimizer):
     def _judge(self, f: TwoEvaluations, model: Model, move: Move) -> Outcome:
         """The rule's verdict on this step; in one kernel where the rule declares its constants."""
         state, losses, rounding = self._search, f.losses(), self._rounding(f.loss)
-        if isinstance(move, FusedMove) and self.capturable and self._process_group is None and self.rule.constants:
+        if isinstance(move, FusedMove) and self.capturable and not self._processes.several and self.rule.constants:
             return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested)
-        where: tuple[Any, torch.device] = (self._process_group, state.sigma.device)
+        where = (self._processes, state.sigma.device)
         evidence = Evidence.gather(losses, model, rounding, *where, reaching=self.reach is not None)
         if not f.tested:
-            return on_trust(evidence, move, self.rule, state, self.sigma_min, capturable=self.capturable)
+            return on_trust(evidence, move, self.rule, state, self.sigma_min, self._processes, self.capturable)
         if self.batch_growth is not None and state.batch is not None:
-            noise = self._noise.estimate(self._process_group) if f.objective is None and self._noise else 0.0
+            noise = self._noise.estimate(self._processes) if f.objective is None and self._noise else 0.0
             larger = self.batch_growth.larger(evidence, state.batch, noise)
             if larger is not None:  # assumption 3 fails: s = 0 as in Algorithm 1, and the next batch is larger
                 state.batch = larger
                 return Outcome.called_off(evidence, state)
         sound = evidence.all_finite
         if self.capturable or not sound:
-            sound = sound_at_x(evidence, move, capturable=self.capturable or state.pace.away)
+            sound = sound_at_x(evidence, move, self._processes, capturable=self.capturable or state.pace.away)
         verdict = self.rule.judge(evidence, state)
         return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
 
@@ -223,7 +222,7 @@ class SR2(Reading, ProximalOptimizer):
         parameters = self._parameters()
         self._noise = GradientNoise(parameters) if self.batch_growth else None
         given: dict[str, Any] = {"objective": objective, "capturable": self.capturable, "twin": self._twin}
-        given |= {"around": self._noise, "watch": self._watch}
+        given |= {"around": self._noise, "watch": self._watch, "together": self._processes}
         return TwoEvaluations(closure, self._module, parameters, tested, **given)
 
     # ---- before the first step
@@ -240,9 +239,9 @@ class SR2(Reading, ProximalOptimizer):
             return
         try:
             with start.or_nothing(state) as left:
-                start.enter_domain(self._penalized(in_force=True), state, left, self._process_group)
+                start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
                 if self.rule.undecided:
-                    state.chosen = self.rule.choose(start.R_0(self._penalized()))
+                    state.chosen = self.rule.choose(start.R_0(self._penalized(), self._processes))
                     self._take_constants()
                 if not state.sigma_known:
                     self._estimate(closure)
@@ -257,20 +256,19 @@ class SR2(Reading, ProximalOptimizer):
         self._bind()
         with torch.no_grad(), start.or_nothing(state := self._search) as left:
             state.strengthen(self.reach)
-            start.enter_domain(self._penalized(in_force=True), state, left, self._process_group)
+            start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
             self._estimate(closure, strict=True)
 
     def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
         parameters, penalized = self._parameters(), self._penalized(in_force=True)
         if self.metric is None:
-            sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min)
+            sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min, self._processes)
         else:
             with untouched(self._module, parameters), self._twice(closure, None) as f:
-                start.check_finite(f.at_x(), self._process_group, strict=strict)
-                made = (lambda sigma: self._moves(self._proposals(sigma)), start.half_left(penalized))
-                sigma = start.searched(
-                    partial(f.rho, *made, self._rounding(f.loss), self._process_group), self.sigma_min
-                )
+                start.check_finite(f.at_x(), self._processes, strict=strict)
+                alive = start.half_left(penalized, self._processes)
+                made = (lambda sigma: self._moves(self._proposals(sigma)), alive, self._rounding(f.loss))
+                sigma = start.searched(partial(f.rho, *made), self.sigma_min)
         self._search.begin(sigma, self.param_groups)
 
     def _take_constants(self) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..numerics import capturing
+from ..numerics import capturing, gradient_of, local
 from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
 from .closure.losses import Closure
 from .curvature import LARGEST, estimate_sigma0, leaves_half
-from .processes import check_together, mean_over, parallel
+from .processes import Processes, check_together, parallel
 from .state import SearchState
 
 FIRST = 100.0
@@ -53,50 +52,57 @@ def or_nothing(state: SearchState) -> Iterator[Left]:
 
 
 @torch.no_grad()
-def enter_domain(penalized: Penalized, state: SearchState, left: Left, group: Any) -> None:
+def enter_domain(penalized: Penalized, state: SearchState, left: Left, together: Processes) -> None:
     """Algorithm 1 starts where R is finite: a group that does not is moved to its prox, once."""
     if state.entered:
         return
-    for number, (regularizer, xs) in enumerate(penalized):
-        if regularizer is None or not xs or regularizer.coefficients is not None:
+    check_together(together)
+    for number, (regularizer, params) in enumerate(penalized):
+        if regularizer is None or not params or regularizer.coefficients is not None:
             continue  # finite everywhere
-        if not bool(regularizer.value(xs).isposinf()):
+        if not bool(value_at(regularizer, params, together).isposinf()):
             continue
+        xs = [local(p) for p in params]
         left += [(x, x.clone()) for x in xs]
         step = 1.0 / float(state.sigma) if state.sigma_known else 1.0
         for x, z in zip(xs, regularizer.prox(xs, step), strict=True):
             x.copy_(z)
-        if not bool(regularizer.value(xs).isfinite()):
+        if not bool(value_at(regularizer, params, together).isfinite()):
             raise ValueError(f"{regularizer!r} is not finite at its own prox (group {number}): correct its prox")
         gradually = "; SR2(..., steps=n) or reach=(first, last) would get there gradually, and lose less"
         hint = gradually if regularizer.strict and state.share == 1 else ""
         tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox{hint}")
-    check_together(group)
+        together.reshard()
     state.entered = True
 
 
+def value_at(regularizer: Regularizer, params: Sequence[Tensor], together: Processes) -> Tensor:
+    """R at these parameters, over all processes that have parts of them."""
+    counted = [p for p in params if together.counts(p) or not regularizer.separable]
+    return together.sum(value_in_parts(regularizer, [local(p) for p in counted]))
+
+
 def sigma_0(
-    closure: Closure, module: nn.Module | None, parameters: Sequence[Tensor], penalized: Penalized, sigma_min: float
+    closure: Closure,
+    module: nn.Module | None,
+    parameters: Sequence[Tensor],
+    penalized: Penalized,
+    sigma_min: float,
+    together: Processes,
 ) -> float:
     """The curvature of the closure's loss at x, the same on all processes, and large enough for R."""
-    together = parallel(module)
-    if together is None:
-        estimate = estimate_sigma0(closure, module, parameters)
-    else:  # of the mean of their losses: every product with the Hessian is a mean, and all take the same decisions
-        mean = partial(mean_over, together.process_group)
-        with together.no_sync():
-            estimate = estimate_sigma0(closure, module, parameters, mean)
-    return leaves_half(penalized, max(sigma_min, estimate))
+    apart = parallel(module)
+    with apart.no_sync() if apart is not None else nullcontext():
+        estimate = estimate_sigma0(closure, module, parameters, together)
+    return leaves_half(penalized, max(sigma_min, estimate), together)
 
 
-def check_finite(loss: Tensor, group: Any, *, strict: bool) -> None:
+def check_finite(loss: Tensor, together: Processes, *, strict: bool) -> None:
     """A batch whose loss is not finite says nothing of sigma_0: an error on all processes alike, unless a step follows
     which will see it too."""
     if not strict:
         return
-    shared = loss.detach().double().clone()
-    if group is not None:
-        mean_over(group, shared)
+    shared = together.mean(loss.detach().double())
     if not shared.isfinite():
         raise FloatingPointError(
             f"the loss at x_0 is {float(shared)}, and sigma_0 cannot be found on this batch: skip it, or look for what "
@@ -104,16 +110,22 @@ def check_finite(loss: Tensor, group: Any, *, strict: bool) -> None:
         )
 
 
-def half_left(penalized: Penalized) -> Callable[[], bool]:
+def half_left(penalized: Penalized, together: Processes) -> Callable[[], bool]:
     """Asks whether x, now, has half of the nonzeros that x_0 has where this batch has a gradient.
 
     A step that gains what it promises may gain it from R alone, and leave nothing to train. R that are not sums over
     entries, such as budgets, take what they take whatever sigma is, and are not asked.
     """
-    xs = [x for r, xs in penalized if r is not None and r.separable for x in xs if x.grad is not None]
-    counted = [(x != 0) & (x.grad != 0) for x in xs]
-    before = sum(int(c.sum()) for c in counted)
-    return lambda: 2 * sum(int(((x != 0) & c).sum()) for x, c in zip(xs, counted, strict=True)) >= before
+    asked = [p for r, params in penalized if r is not None and r.separable for p in params if together.counts(p)]
+    gradients = [(local(p), g) for p in asked if (g := gradient_of(p)) is not None]
+    counted = [(x, (x != 0) & (g != 0)) for x, g in gradients]
+
+    def left() -> float:
+        mine = sum(int(((x != 0) & c).sum()) for x, c in counted)
+        return float(together.sum(torch.tensor(mine, dtype=torch.float64, device="cpu")))
+
+    before = left()
+    return lambda: 2 * left() >= before
 
 
 def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
@@ -144,9 +156,9 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
     return sigma
 
 
-def R_0(penalized: Penalized) -> float:  # noqa: N802 - the paper's notation
+def R_0(penalized: Penalized, together: Processes) -> float:  # noqa: N802 - the paper's notation
     """R(x_0), from which a rule may take its constants."""
     if capturing():
         raise RuntimeError("gamma3='auto' needs a step before a CUDA graph is captured, or give it a number")
-    values: list[Any] = [value_in_parts(r, xs) for r, xs in penalized if r is not None and xs]
+    values: list[Any] = [value_at(r, params, together) for r, params in penalized if r is not None and params]
     return float(sum(values))

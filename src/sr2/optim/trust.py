@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..numerics import capturing
+from ..numerics import capturing, local
 from .broken import sound_at_x
 from .moves.base import FAR, Move
 from .parts.metrics import State
 from .parts.rules import Evidence, Rule
 from .parts.testing import LARGEST, Pace, Testing
+from .processes import Processes
 from .state import Outcome, SearchState
 
 NAME = "passed"
@@ -44,11 +45,19 @@ def is_tested(testing: Testing | None, state: SearchState) -> bool:
 
 
 def on_trust(
-    evidence: Evidence, move: Move, rule: Rule, state: SearchState, sigma_min: float, *, capturable: bool
+    evidence: Evidence,
+    move: Move,
+    rule: Rule,
+    state: SearchState,
+    sigma_min: float,
+    together: Processes,
+    capturable: bool,
 ) -> Outcome:
     """What becomes of a step without a trial; one that fails is to the rule a trial that is not finite."""
     if not capturable and not state.pace.away and not evidence.all_finite:
-        sound_at_x(evidence, move, capturable=False)  # an error: this batch is broken, and x is where a test has passed
+        sound_at_x(
+            evidence, move, together, capturable=False
+        )  # an error: this batch is broken, and x is where a test has passed
     sound = evidence.loss.isfinite() & evidence.vs.isfinite() & evidence.ss.isfinite()
     sound = sound & (evidence.loss <= FAR * state.memory[LARGEST])
     evidence = evidence._replace(f_trial=torch.where(sound, math.nan, math.inf))
@@ -69,15 +78,16 @@ def on_trust(
 
 
 def hold(
-    move: Move, outcome: Outcome, xs: Sequence[Tensor], states: Mapping[Any, State], pace: Pace, *, capturable: bool
+    move: Move, outcome: Outcome, params: Sequence[Tensor], states: Mapping[Any, State], pace: Pace, *, capturable: bool
 ) -> None:
     """After a step: a point that passed is kept, and where the step failed x goes back to it."""
-    for x in xs:
-        if NAME not in states[x]:
+    xs = [local(p) for p in params]
+    for p, x in zip(params, xs, strict=True):
+        if NAME not in states[p]:
             if capturing():
                 raise RuntimeError("test_every needs a step before a CUDA graph is captured")
-            states[x][NAME] = x.detach().clone(memory_format=torch.preserve_format)
-    points = [states[x][NAME] for x in xs]
+            states[p][NAME] = x.detach().clone(memory_format=torch.preserve_format)
+    points = [states[p][NAME] for p in params]
     move.take_if(~(outcome.accepted | outcome.null), xs, points)
     if outcome.tested:  # x is the point that has passed, or the one that had
         torch._foreach_copy_(points, list(xs))

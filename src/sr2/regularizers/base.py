@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import ClassVar, TypeGuard, overload
+from typing import Any, ClassVar, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -36,12 +36,15 @@ class Regularizer:
         separable: R is a sum over entries, the same function of each: tensors may be cut and joined at will.
         diagonal: `prox` takes one step per entry (diagonal metrics need it). What is separable is diagonal.
         convex: R is convex (ProxSGD needs it).
+        rowwise: R is a sum over the slices of dimension 0 of each tensor, with one of `terms_of` per tensor: a tensor
+            may be cut between them. It concerns processes that have parts of a tensor; others are shown all of it.
         strict: R is 0 within a budget and infinite outside; a run that knows its length comes to it gradually.
     """
 
     separable: ClassVar[bool] = False
     diagonal: ClassVar[bool] = False
     convex: ClassVar[bool] = False
+    rowwise: ClassVar[bool] = False
     strict: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: object) -> None:
@@ -51,6 +54,8 @@ class Regularizer:
         written = {"terms", "prox_tensor", "terms_of", "prox_of"} & cls.__dict__.keys()
         if written and "coefficients" not in cls.__dict__:
             cls.coefficients = property(lambda self: None)  # type: ignore[assignment, method-assign]
+        if written and "rowwise" not in cls.__dict__:
+            cls.rowwise = False
 
     @property
     def by_tensor(self) -> bool:
@@ -60,6 +65,14 @@ class Regularizer:
     @property
     def coefficients(self) -> tuple[float, float, float] | None:
         """(a, b, c) if R(x) = a |x|_1 + b |x|_0 + c |x|^2 / 2: one fused kernel of the optimizers serves them all."""
+        return None
+
+    @property
+    def chooses(self) -> tuple[Any, float] | None:
+        """(budget, c) if R is a budget of entries and c |x|^2 / 2: the same kernel serves, once the entries are chosen.
+
+        The budget has `keep(scores)` and `exceeded(xs)`, as `L0Ball` has.
+        """
         return None
 
     # ---- what a regularizer writes: one tensor at a time, or a whole group
@@ -163,7 +176,7 @@ class Scaled(Regularizer):
 
     def __init__(self, regularizer: Regularizer, share: Tensor) -> None:
         self.regularizer, self.share = regularizer, share
-        for name in ("separable", "diagonal", "convex"):
+        for name in ("separable", "diagonal", "convex", "rowwise"):
             object.__setattr__(self, name, getattr(regularizer, name))
 
     def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
@@ -328,7 +341,7 @@ def value_in_parts(regularizer: Regularizer, xs: Sequence[Tensor]) -> Tensor:
     >>> float(value_in_parts(L1(0.5), [torch.ones(3, 4)]))
     6.0
     """
-    if not regularizer.separable:
+    if not regularizer.separable or not xs:
         return regularizer.value(xs)
     values = [regularizer.value([part]) for part in in_parts(xs)]
     return torch.stack([v.to(values[0].device) for v in values]).sum()

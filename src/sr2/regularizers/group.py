@@ -31,6 +31,11 @@ class _Grouped(Regularizer):
         return grouping(self, self.groups, x)
 
 
+def _are_rows(regularizer: _Grouped) -> bool:
+    """Whether the groups are slices of dimension 0."""
+    return regularizer.groups in ("filters", "rows")
+
+
 @dataclass(frozen=True, repr=False)
 class GroupL2(_Grouped):
     """R(x) = lam * sum over groups g of |x_g|_2. Groups of one make it l1; no weight for a group's size.
@@ -52,6 +57,7 @@ class GroupL2(_Grouped):
     """
 
     convex = True
+    rowwise = property(_are_rows)
 
     def terms(self, x: Tensor) -> Tensor:
         return self.lam * self._grouping(x).norm(x)
@@ -118,6 +124,8 @@ class GroupL0(_Grouped):
     tensor([[3., 0.],
             [4., 0.]])
     """
+
+    rowwise = property(_are_rows)
 
     def terms(self, x: Tensor) -> Tensor:
         return self.lam * self._grouping(x).nonzero(x).double()

@@ -31,6 +31,7 @@ class KeepZeros(Regularizer):
 
     diagonal = True  # not separable: tensors that are cut or joined have other zeros
     convex = True
+    rowwise = True
     _zeros = None
 
     def at_strength(self, share: Tensor) -> Self:

@@ -32,6 +32,7 @@ class NM(Budget):
     n: int = 2
     m: int = 4
     diagonal = True
+    rowwise = True
 
     def __post_init__(self) -> None:
         check_integer(self, "n", self.n, 1)

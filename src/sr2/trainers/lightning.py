@@ -35,7 +35,7 @@ class Monitor(lightning.Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Processes that decide alone would wait for one another for ever."""
         for optimizer in trainer.optimizers:
-            if isinstance(optimizer, SR2) and trainer.world_size > 1 and optimizer._process_group is None:
+            if isinstance(optimizer, SR2) and trainer.world_size > 1 and not optimizer._processes.several:
                 raise ValueError(
                     f"there are {trainer.world_size} processes, and SR2 does not know of the others: return "
                     "SR2(self.trainer.strategy.model, ...) from configure_optimizers"

@@ -2,7 +2,7 @@
 
 Common to all (section 5): 300 epochs of batches of 128; momentum, diagonal metrics and scheduled drops of the learning
 rate turned off. What is penalized is what each method's authors penalize: SR2 counts R on the weights of convolutions
-and linear layers, ProxGEN takes tensors with more than one dimension, ProxSGD everything. `docs/reproduction.md` says
+and linear layers, ProxGEN takes tensors with more than one dimension, ProxSGD everything. `docs/departures.md` says
 where these settings depart from the paper's text, and why.
 """
 
@@ -28,7 +28,7 @@ one constant they name, and DenseNet-121 trains from it.
 OWN_CONSTANTS = {"cifar10-densenet121-sr2-l0-1e-2": {"eta2": 0.8, "gamma3": 0.9998}}
 """Where the paper's constants fail: here they set the whole network to zero within 30 steps, from every sigma_0 tried.
 
-sigma must fall slowly for R to take weights no faster than f can make up for them (docs/reproduction.md).
+sigma must fall slowly for R to take weights no faster than f can make up for them (docs/sigma.md).
 """
 
 

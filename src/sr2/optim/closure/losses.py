@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...numerics import whole
 from ..processes import parallel
 
 Closure = Callable[[], Any]
@@ -60,7 +61,7 @@ def as_loss(result: object) -> Tensor:
         return torch.tensor(result, dtype=torch.float64, device="cpu")
     if not isinstance(result, Tensor) or result.numel() != 1 or not result.is_floating_point():
         raise ValueError(f"the closure must return the loss, one number, and returned {_describe(result)}")
-    return result.detach().reshape(())
+    return whole(result.detach()).reshape(())
 
 
 def mean_loss(result: object) -> Tensor:

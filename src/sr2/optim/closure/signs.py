@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...numerics import local
+
 LOW = (torch.bfloat16, torch.float16)
 
 
@@ -118,7 +120,9 @@ class Gradients:
 
     def others(self, parameters: Sequence[Tensor]) -> bool:
         """Whether there are others now, and not zero."""
-        return any(self._is_other(p, p.grad) and bool(p.grad.count_nonzero()) for p in parameters if p.grad is not None)
+        return any(
+            self._is_other(p, p.grad) and bool(local(p.grad).count_nonzero()) for p in parameters if p.grad is not None
+        )
 
     def _is_other(self, parameter: Tensor, gradient: Tensor) -> bool:
         if parameter not in self._known:  # of a group that was added since

@@ -14,8 +14,9 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ...numerics import capturing, cut, end_to_end
+from ...numerics import capturing, cut, end_to_end, local, whole
 from ..parts.rules import Evidence, Rounding
+from ..processes import ALONE, Processes
 from ..state import Outcome
 from .losses import Closure, as_loss, explained, gradients_of
 from .watch import ClosureWatch
@@ -44,6 +45,7 @@ class TwoEvaluations:
         objective: evaluated at both points instead of the closure's loss, which then gives the gradient only.
         around: entered around the evaluation at x, to observe its backward passes.
         watch: what is known of this closure so far.
+        together: the processes that evaluate, each its own batch.
         capturable: choose the buffers without looking, on the device.
         twin: during a CUDA graph's capture, a generator registered with it that draws what the default one draws.
     """
@@ -66,13 +68,14 @@ class TwoEvaluations:
         objective: Closure | None = None,
         around: AbstractContextManager[object] | None = None,
         watch: ClosureWatch | None = None,
+        together: Processes = ALONE,
         capturable: bool = False,
         twin: torch.Generator | None = None,
     ) -> None:
         self._closure, self.objective, self.tested = closure, objective if tested else None, tested
         self._module, self._parameters = module, parameters
         self._around = around or nullcontext()
-        self._watch, self._capturable = watch, capturable
+        self._watch, self._together, self._capturable = watch, together, capturable
         self._devices = {p.device for p in parameters}
         self._before = Buffers(module)
         self._fills_gradients = self._settled = False
@@ -90,15 +93,19 @@ class TwoEvaluations:
         if kind is not None and not self._settled:
             if self.move is not None:
                 self.move.put_back()
+                self._drop_copies()
             self._undo()
             if self._watch is not None:
                 self._watch.leaves(self._parameters)
 
     def at_x(self) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
+        self._drop_copies()
         versions = [p._version for p in self._parameters]
         with _no_fast_path(), self._around:
             self.loss, self._fills_gradients = self._loss_and_gradients()
+        if self._watch is not None and self._watch.looks > 0:
+            self._together.check_alike(self._parameters)
         self._after = Buffers(self._module)
         # A forward may read the buffers that it updates, as spectral norm does. One that sets parameters from its first
         # batch and notes so in a buffer must not do it again.
@@ -131,16 +138,13 @@ class TwoEvaluations:
         noise = self.move.noise() if self.move is not None and self.objective is None and self.tested else None
         if noise is None:
             return self.loss, self.f, self.f_trial
+        if self._together.mesh is not None:
+            noise = self._together.sum(noise)
         # Where the noise is not finite, s is not, and rejects the step itself.
         return self.loss, self.f + torch.where(noise.isfinite(), noise, 0.0), self.f_trial
 
     def rho(
-        self,
-        make: Callable[[float], Settled],
-        alive: Callable[[], bool],
-        rounding: Rounding,
-        group: Any,
-        sigma: float,
+        self, make: Callable[[float], Settled], alive: Callable[[], bool], rounding: Rounding, sigma: float
     ) -> float:
         """rho of the step that `make` makes with this sigma, -inf where too little is left; nothing stays moved."""
         self.move = move = make(sigma)
@@ -150,7 +154,7 @@ class TwoEvaluations:
             return -math.inf
         self.at_trial()
         move.put_back()
-        evidence = Evidence.gather(self.losses(), model, rounding, group, torch.device("cpu"), reaching=True)
+        evidence = Evidence.gather(self.losses(), model, rounding, self._together, torch.device("cpu"), reaching=True)
         return float((evidence.actual + evidence.slack) / (evidence.predicted + evidence.slack))
 
     def again(self) -> Tensor:
@@ -206,11 +210,10 @@ class TwoEvaluations:
                 result.backward()  # type: ignore[no-untyped-call]
             except RuntimeError as error:
                 raise explained(error) from error
-        return result.detach(), False
+        return whole(result.detach()), False
 
     def _evaluate(self, function: Closure, *, restore: bool = True) -> Tensor:
-        # Inside a user's own autocast region the cast copies of the weights are cached, and are those of another x.
-        torch.clear_autocast_cache()
+        self._drop_copies()
         gradients = [p.grad for p in self._parameters]
         for p in self._parameters:  # so that a closure which zeroes in place cannot touch the kept gradients
             p.grad = None
@@ -225,7 +228,7 @@ class TwoEvaluations:
         try:
             with torch.set_grad_enabled(self._fills_gradients), _no_fast_path():
                 result = function()
-                return result.detach() if _is_number(result) else as_loss(result)
+                return whole(result.detach()) if _is_number(result) else as_loss(result)
         finally:
             for p, g in zip(self._parameters, gradients, strict=True):
                 p.grad = g
@@ -235,7 +238,14 @@ class TwoEvaluations:
                 self._randomness_after.restore()
             if restore:
                 self._after.restore()
-            torch.clear_autocast_cache()
+            self._drop_copies()
+
+    def _drop_copies(self) -> None:
+        """Of the weights at another x: casts that a user's own autocast region has cached, and whole ones that
+        fully_shard has gathered for its outermost layer and keeps until a backward pass."""
+        torch.clear_autocast_cache()
+        for module in self._together.wrapped:
+            module.reshard()
 
 
 class Buffers:
@@ -246,8 +256,8 @@ class Buffers:
         owners = [] if module is None else [m._buffers for m in module.modules() if m._buffers]
         self._slots = [(owner, name, b) for owner in owners for name, b in owner.items()]
         kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for _, _, b in self._slots:
-            if b is not None and not _expanded(b):  # what is expanded nobody can write in place
+        for b in (local(b) for _, _, b in self._slots if b is not None):
+            if not _expanded(b):  # what is expanded nobody can write in place
                 kinds.setdefault((b.dtype, b.device), []).append(b)
         # Laid end to end by kind: a few launches instead of one for each of a network's hundreds of small buffers.
         self._kinds = [(tensors, end_to_end(tensors)) for tensors in kinds.values()]

@@ -9,19 +9,21 @@ keeps x before it writes it, and notes that it has: an interrupt at any point ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ...numerics import add, capturing, end_to_end, exact_sum, wide
+from ...numerics import add, capturing, end_to_end, exact_sum, gradient_of, local, wide
 from ...regularizers.base import ZERO, Regularizer, Step
 from ..closure.losses import NO_SPARSE
 from ..parts.averaging import move_toward
 from ..parts.directions import Direction
-from ..parts.metrics import Metric, State
+from ..parts.metrics import Metric, State, one_number
+from ..processes import ALONE, Processes
 from ..state import Outcome
 
 FAR = 10.0
@@ -113,11 +115,17 @@ class Proposal:
     metric: Metric | None
     direction: Direction | None
     states: list[State]
+    counted: list[bool] = field(default_factory=list)
+    """Of which tensors this process counts the sums: all but those that another one has too. Not said, all."""
+    together: Processes = ALONE
     news: list[State] = field(default_factory=list)
     """What momentum and metric will remember."""
     vs: list[Tensor] = field(default_factory=list)
     steps: Sequence[Step] = ()
     """1 / D: `step` over the metric's diagonal."""
+
+    def __post_init__(self) -> None:
+        self.counted = self.counted or [True] * len(self.xs)
 
     @staticmethod
     def of(
@@ -126,8 +134,9 @@ class Proposal:
         step: Step,
         metric: Metric | None,
         direction: Direction | None,
+        together: Processes = ALONE,
     ) -> Proposal | None:
-        """The tensors of one group that take part in this step, None if there are none.
+        """What this process has of the tensors of one group that take part in this step; None if there are none.
 
         A parameter without a gradient is left alone, unless R couples it to the others: then its gradient is zero.
         """
@@ -135,26 +144,33 @@ class Proposal:
         trained = [p for p in group["params"] if p.requires_grad]
         if all(p.grad is None for p in trained):
             return None
-        xs = trained if not regularizer.separable else [p for p in trained if p.grad is not None]
-        gs = [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
+        chosen = trained if not regularizer.separable else [p for p in trained if p.grad is not None]
+        xs = [local(p) for p in chosen]
+        gs = [torch.zeros_like(x) if g is None else g for x, g in zip(xs, map(gradient_of, chosen), strict=True)]
         if any(g.layout != torch.strided for g in gs):
             raise ValueError(NO_SPARSE)
-        return Proposal(regularizer, xs, gs, step, metric, direction, [states[x] for x in xs])
+        counted = [together.mesh is None or together.counts(p) for p in chosen]
+        return Proposal(regularizer, xs, gs, step, metric, direction, [states[p] for p in chosen], counted, together)
 
     def turn(self) -> None:
         """v and the steps for these gradients, with the states that direction and metric remember."""
         self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
         if self.metric is not None:
             D, self.news = self.metric.update(self.xs, self.gs, self.states)
-            D = D if self.regularizer.diagonal else one_number(D, self.regularizer.by_tensor)
+            if not self.regularizer.diagonal:
+                over_all = partial(self.together.each, counted=self.counted)
+                D = one_number(D, self.regularizer.by_tensor, over_all)
             self.steps = [self.step / d for d in D]
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
             self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
 
     def noise(self, kept: Sequence[Tensor]) -> Tensor:
-        """(g - v)'s for s = x - kept, summed in float64."""
-        gs, vs, xs, olds = ([wide(t) for t in tensors] for tensors in (self.gs, self.vs, self.xs, kept))
+        """(g - v)'s for s = x - kept, summed in float64 over what this process counts."""
+        mine = [i for i, counts in enumerate(self.counted) if counts]
+        if not mine:
+            return torch.zeros((), dtype=torch.float64, device=self.xs[0].device)
+        gs, vs, xs, olds = ([wide(ts[i]) for i in mine] for ts in (self.gs, self.vs, self.xs, kept))
         terms = torch._foreach_sub(gs, vs)
         torch._foreach_mul_(terms, torch._foreach_sub(xs, olds))
         if len({t.dtype for t in terms}) == 1 and all(t.is_cuda and t.device == terms[0].device for t in terms):
@@ -177,18 +193,6 @@ class Proposal:
                         raise RuntimeError(NEEDS_A_STEP)
                     state[name] = torch.zeros_like(value)
                 state[name].copy_(torch.where(sound, value, state[name]))
-
-
-def one_number(D: Sequence[Tensor], by_tensor: bool) -> list[Tensor]:
-    """The metric of an R that couples entries: the root mean square of D, of each tensor or of the whole group.
-
-    >>> one_number([torch.tensor([1.0, 7.0])], by_tensor=True)
-    [tensor(5., dtype=torch.float64)]
-    """
-    squares, counts = [exact_sum(wide(d).square()) for d in D], [max(d.numel(), 1) for d in D]
-    if not by_tensor:
-        squares, counts = [add(squares)] * len(D), [sum(counts)] * len(D)
-    return [(square / count).sqrt() for square, count in zip(squares, counts, strict=True)]
 
 
 class Move(Protocol):
@@ -326,19 +330,6 @@ class Moves:
         move = self._made[number][1]
         move.use(proposals)
         return move
-
-
-def starts_outside(move: Move) -> bool:
-    """Whether R(x) is infinite, x being the point that was left."""
-    pairs = zip(move.proposals, move.kept, strict=True)
-    return any(bool(p.regularizer.value(kept).isposinf()) for p, kept in pairs if p.regularizer.coefficients is None)
-
-
-def gradients_are_finite(proposals: Iterable[Proposal]) -> Tensor:
-    """A 0-dim tensor, without a host read."""
-    gs = [g for p in proposals for g in p.gs if g.numel()]
-    norms = torch._foreach_norm(gs, math.inf)
-    return torch.stack([n.isfinite().to(norms[0].device) for n in norms]).all()
 
 
 def _layout(x: Tensor, g: Tensor) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from .base import ByGroup, Move, Proposal, Way
 from .compiled import compiled
 from .flat import chunked, joined
 from .fused import FusedMove
-from .loop import loop
+from .loop import counting, loop, uncounted
 
 SMALL = 32 * RUN
 """A tensor of so many entries or fewer is laid end to end with others of its kind, on the CPU too."""
@@ -37,7 +38,7 @@ def choose(
         compile: a compiled pass for every separable group.
         capturable: settle on the device, without looking.
     """
-    if foreach is None and FusedMove.fits(proposals):
+    if foreach is None and all(all(p.counted) for p in proposals) and FusedMove.fits(proposals):
         return FusedMove(capturable=capturable)
     ways = [_ways(p, flat=foreach is not False, compile=compile) for p in proposals]
     return ByGroup(ways, [_kept(p.xs, buffers) for p in proposals], capturable)
@@ -46,14 +47,31 @@ def choose(
 def _ways(p: Proposal, *, flat: bool, compile: bool) -> list[tuple[Way, list[int]]]:  # noqa: A002
     """The ways of one group, with the numbers of the tensors that go each of them."""
     everything = list(range(len(p.xs)))
-    if compile and p.regularizer.separable:
+    if not p.regularizer.separable:
+        return [(loop if all(p.counted) else counting(p.counted), everything)]
+    if not all(p.counted):
+        return _counted_apart(p, flat=flat, compile=compile)
+    if compile:
         return [(compiled, everything)]
-    if not flat or not p.regularizer.separable:
+    if not flat:
         return [(loop, everything)]
     if all(x.is_cuda for x in p.xs) and len({(x.dtype, x.device) for x in p.xs}) == 1:
         return [(joined, everything)]
     small, large = _apart(p.xs, p.gs)
     return [*((joined, numbers) for numbers in small), *([(chunked, large)] if large else [])]
+
+
+def _counted_apart(p: Proposal, *, flat: bool, compile: bool) -> list[tuple[Way, list[int]]]:  # noqa: A002
+    """The ways of the tensors whose sums this process counts, and of those that another one does."""
+    ways: list[tuple[Way, list[int]]] = []
+    for counts in (True, False):
+        numbers = [i for i, counted in enumerate(p.counted) if counted == counts]
+        if not numbers:
+            continue
+        some = replace(p, xs=[p.xs[i] for i in numbers], gs=[p.gs[i] for i in numbers], counted=[True] * len(numbers))
+        for way, among in _ways(some, flat=flat, compile=compile):
+            ways.append((way if counts else uncounted(way), [numbers[i] for i in among]))
+    return ways
 
 
 def _apart(xs: Sequence[Tensor], gs: Sequence[Tensor]) -> tuple[list[list[int]], list[int]]:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...numerics import capturing, wide
+from ...numerics import capturing, local, wide
 from ...regularizers.base import check_number
 from ...telling import called_by_us, tell
+from ..processes import ALONE, Processes
 from .metrics import State
 
 __all__ = ["Averaging", "Polynomial"]
@@ -32,20 +33,21 @@ class Averaging(ABC):
     def weight(self, t: Tensor) -> Tensor:
         """The weight of x_t in the average of x_1, ..., x_t: a 0-dim tensor, without a host read."""
 
-    def update(self, xs: Sequence[Tensor], states: Mapping[Any, State], t: Tensor, toward: Toward) -> None:
+    def update(self, params: Sequence[Tensor], states: Mapping[Any, State], t: Tensor, toward: Toward) -> None:
         """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step.
 
         Of a bfloat16 x the average is float32: a change of less than 1/256 of it would be rounded away.
 
         toward: does it, given the averages, x and the weight, as `move_toward`.
         """
-        for x in xs:
-            if NAME not in states[x]:
+        xs = [local(p) for p in params]
+        for p, x in zip(params, xs, strict=True):
+            if NAME not in states[p]:
                 if capturing():
                     raise RuntimeError("an average needs a step before a CUDA graph is captured")
                 first = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
-                states[x][NAME] = wide(first)
-        toward([states[x][NAME] for x in xs], [wide(x) for x in xs], self.weight(t))
+                states[p][NAME] = wide(first)
+        toward([states[p][NAME] for p in params], [wide(x) for x in xs], self.weight(t))
 
 
 @dataclass(frozen=True)
@@ -102,23 +104,27 @@ def averaged(
 @contextmanager
 def _swapped(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]) -> Iterator[None]:
     states = optimizer.state
+    together: Processes = getattr(optimizer, "_processes", ALONE)
     swapped: list[tuple[Tensor, Tensor]] = []
     guard = optimizer.register_step_pre_hook(_no_step)  # a step would be lost here
     try:
         with torch.no_grad():
             for group in groups:
-                for x in group["params"]:
-                    if NAME not in states.get(x, {}):
+                for p in group["params"]:
+                    if NAME not in states.get(p, {}):
                         continue  # frozen, or before the first step
+                    x = local(p)
                     swapped.append((x, x.clone(memory_format=torch.preserve_format)))
                     zero = (x == 0) & (group["regularizer"] is not None)
-                    x.copy_(states[x][NAME].masked_fill(zero, 0.0))
+                    x.copy_(states[p][NAME].masked_fill(zero, 0.0))
+        together.reshard()
         yield
     finally:
         guard.remove()
         with torch.no_grad():
             for x, old in swapped:
                 x.copy_(old)
+        together.reshard()
 
 
 def _no_step(*_: object) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,9 +24,14 @@ __all__ = ["Average", "Direction"]
 class Direction(ABC):
     """v from g."""
 
+    entrywise: ClassVar[bool] = False
+    """Whether each entry of v needs that entry of the gradients alone."""
+
     def __init_subclass__(cls, **arguments: object) -> None:
         """A subclass with a v of its own is not its parent's average: no kernel computes it."""
         super().__init_subclass__(**arguments)
+        if "update" in cls.__dict__ and "entrywise" not in cls.__dict__:
+            cls.entrywise = False
         if "update" in cls.__dict__ and "beta" not in cls.__dict__:
             cls.beta = property(lambda self: None)  # type: ignore[assignment, method-assign]
 
@@ -52,6 +58,7 @@ class Average(Direction):
     """
 
     momentum: float
+    entrywise = True
 
     def __post_init__(self) -> None:
         check_number(self, "momentum", self.momentum, 0, 1)
@@ -75,6 +82,7 @@ class Toward(Direction):
     """v_t = v_{t-1} + weight (g_t - v_{t-1}) from v_0 = 0: ProxSGD's, whose weight falls from step to step."""
 
     weight: Step
+    entrywise = True
 
     def update(self, gs: Sequence[Tensor], states: Sequence[State]) -> tuple[list[Tensor], list[State]]:
         old = [state.get("v", torch.zeros_like(g)) for g, state in zip(gs, states, strict=True)]

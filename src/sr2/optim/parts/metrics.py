@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...numerics import wide
+from ...numerics import add, exact_sum, wide
 from ...regularizers.base import check_number
 
 __all__ = ["AdaGrad", "Adam", "Andrei", "Metric", "RMSprop"]
@@ -27,9 +27,14 @@ State = dict[str, Any]
 class Metric(ABC):
     """A nonnegative diagonal D_t. SR2 steps with sigma D_t, ProxGEN with D_t / lr, ProxSGD with D_t."""
 
+    entrywise: ClassVar[bool] = False
+    """Whether each entry of D needs that entry of x and g alone: a process may then work on its part of a tensor."""
+
     def __init_subclass__(cls, **arguments: object) -> None:
         """A subclass with a diagonal of its own is not Adam's, whatever its parent is: no kernel computes it."""
         super().__init_subclass__(**arguments)
+        if "update" in cls.__dict__ and "entrywise" not in cls.__dict__:
+            cls.entrywise = False
         if "update" in cls.__dict__ and "adam" not in cls.__dict__:
             cls.adam = property(lambda self: None)  # type: ignore[assignment, method-assign]
 
@@ -54,6 +59,7 @@ class Adam(Metric):
 
     beta: float = 0.999
     eps: float = 1e-8
+    entrywise = True
 
     def __post_init__(self) -> None:
         check_number(self, "beta", self.beta, 0, 1)
@@ -82,6 +88,7 @@ class RMSprop(Metric):
 
     beta: float = 0.99
     eps: float = 1e-8
+    entrywise = True
 
     def __post_init__(self) -> None:
         check_number(self, "beta", self.beta, 0, 1)
@@ -99,6 +106,7 @@ class AdaGrad(Metric):
     """D_t = sqrt(g_1^2 + ... + g_t^2) + eps."""
 
     eps: float = 1e-10
+    entrywise = True
 
     def __post_init__(self) -> None:
         check_number(self, "eps", self.eps, 0)
@@ -158,6 +166,23 @@ def _seen(state: State, name: str, first: Tensor) -> Tensor:
     return (
         torch.where(weight > 0, state.get(name, first), first) if isinstance(weight, Tensor) else state.get(name, first)
     )
+
+
+def one_number(
+    D: Sequence[Tensor], by_tensor: bool, over_all: Callable[[list[Tensor]], list[Tensor]] = list
+) -> list[Tensor]:
+    """The metric of an R that couples entries: the root mean square of D, of each tensor or of the whole group.
+
+    over_all: makes sums over each tensor out of those over what this process has of it.
+
+    >>> one_number([torch.tensor([1.0, 7.0])], by_tensor=True)
+    [tensor(5., dtype=torch.float64)]
+    """
+    squares = over_all([exact_sum(wide(d).square()) for d in D])
+    counts = over_all([torch.full_like(square, d.numel()) for square, d in zip(squares, D, strict=True)])
+    if not by_tensor:
+        squares, counts = [add(squares)] * len(D), [add(counts)] * len(D)
+    return [(square / count.clamp_min(1)).sqrt() for square, count in zip(squares, counts, strict=True)]
 
 
 def ema(average: Tensor | None, new: Tensor, beta: float) -> Tensor:

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..processes import mean_over
+from ..processes import Processes
 
 __all__ = ["Constants", "Evidence", "Ratio", "Rule", "Verdict"]
 
@@ -67,7 +67,7 @@ class Evidence(NamedTuple):
         losses: Sequence[Tensor],
         model: Sequence[Tensor],
         rounding: Rounding,
-        group: Any,
+        together: Processes,
         device: torch.device,
         *,
         reaching: bool = False,
@@ -76,19 +76,19 @@ class Evidence(NamedTuple):
 
         Args:
             losses: the loss, f(x) and f(x + s), of this process.
-            model: v's, R(x) - R(x + s), |s|^2 and s'Bs.
+            model: v's, R(x) - R(x + s), |s|^2 and s'Bs, of the parts that this process counts.
             rounding: how well f is known.
-            group: the processes, None where there is one.
+            together: the processes that decide.
             device: where decisions are made.
             reaching: where R(x) is infinite the budget has shrunk, and R's decrease is v's + s'Bs (see `Reach`).
         """
-        vs, dR, ss, sBs = model
+        values, sums = torch.stack([t.to(model[0].device, torch.float64) for t in losses]), torch.stack(list(model))
+        if together.groups:
+            values, sums = together.mean(values), together.sum(sums)
+        vs, dR, ss, sBs = sums.unbind()
         if reaching:
-            model = (vs, torch.where(dR.isposinf(), vs + sBs, dR), ss, sBs)
-        values = torch.stack([t.to(model[0].device, torch.float64) for t in losses])
-        if group is not None:
-            mean_over(group, values)
-        numbers = torch.cat([values, torch.stack(list(model))]).to(device)
+            sums = torch.stack([vs, torch.where(dR.isposinf(), vs + sBs, dR), ss, sBs])
+        numbers = torch.cat([values, sums]).to(device)
         loss, f, f_trial, vs, dR, ss, sBs = numbers.unbind()
         return Evidence(loss, f, f_trial, vs, dR, ss, sBs, rounding.slack(f, f_trial), numbers.isfinite().all())
 

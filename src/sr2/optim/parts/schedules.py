@@ -76,11 +76,11 @@ class Cooldown(Schedule):
 
 @dataclass(frozen=True)
 class Reach:
-    r"""Between two steps, R comes to its full strength: the path of a budget.
+    """Between two steps, R comes to its full strength: the path of a budget.
 
     Step t, counted from 1, is taken under R_t = `R.at_strength(u_t)` with
 
-    .. math:: u_t = (t - first) / (last - first), between 0 and 1.
+        u_t = (t - first) / (last - first), between 0 and 1.
 
     A budget shrinks along a cubic: 1 - (1 - u)^3 of what it is to remove is removed. A lambda grows along a line,
     u lambda. From step `last` on R_t is R, and what is accepted then has R(x) finite. rho uses the same R_t at x and
@@ -90,7 +90,7 @@ class Reach:
     downhill or not: R_t(x) - R_t(x + s) compares with nothing. R's decrease is then taken to first order. s solves
     v + B s + r = 0, r a (limiting) subgradient of R_t at x + s, so that it is -r's = v's + s'Bs, and
 
-    .. math:: \rho = \frac{f(x) - f(x + s) + v^Ts + s^TBs}{s^TBs} = 1 - \frac{f(x + s) - f(x) - v^Ts}{s^TBs},
+        rho = (f(x) - f(x + s) + v's + s'Bs) / s'Bs = 1 - (f(x + s) - f(x) - v's) / s'Bs,
 
     which is what rho is without any R: 1 - curvature / 2, whether sigma bounds the curvature of f along s. The rule
     judges it with its own thresholds. A rejected step puts x back, with its nonzeros, and raises sigma; s then goes

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from ...regularizers.base import check_integer, check_number
 from ..parts.rules import Evidence
+from ..processes import ALONE, Processes
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class GradientNoise:
         return seen
 
     @torch.no_grad()
-    def estimate(self, group: Any = None) -> float:
-        """noise = sqrt(E|g - grad f|^2), NaN if there was only one part; over the parts of all processes of `group`."""
+    def estimate(self, together: Processes = ALONE) -> float:
+        """noise = sqrt(E|g - grad f|^2), NaN if there was only one part; over the parts of all these processes."""
         parts, apart = max(self._passes, default=0), float(sum(square.cpu() for square in self._squares))
-        if group is not None:  # g is the mean of the processes' gradients, so a part weighs 1 / world in it
+        for group in together.groups:  # g is the mean of the processes' gradients, so a part weighs 1 / world in it
             shared = torch.tensor([parts, apart], dtype=torch.float64, device=self._parameters[0].device)
             dist.all_reduce(shared, group=group)
             parts, apart = int(shared[0]), float(shared[1]) / dist.get_world_size(group) ** 2
         if parts < 2:
             return math.nan
-        together = float(sum(p.grad.double().square().sum().cpu() for p in self._parameters if p.grad is not None))
-        return math.sqrt(max(0.0, parts * apart - together) / (parts - 1))
+        whole = float(sum(p.grad.double().square().sum().cpu() for p in self._parameters if p.grad is not None))
+        return math.sqrt(max(0.0, parts * apart - whole) / (parts - 1))

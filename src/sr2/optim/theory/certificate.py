@@ -119,6 +119,8 @@ def certificate(
     parameters = optimizer._parameters()
     if optimizer.direction is not None or optimizer.metric is not None:
         raise ValueError("the theorem is about plain gradients: certificate needs momentum=0 and metric=None")
+    if optimizer._processes.mesh is not None:
+        raise ValueError("certificate needs whole parameters, and these are DTensors: load them into a plain network")
 
     def closure_of(inputs: Tensor, targets: Tensor) -> Callable[[], Tensor]:
         return lambda: loss(model(inputs), targets)
@@ -175,7 +177,7 @@ def _one_batch(
     try:
         model_of_step = move.to_trial()
         losses, rounding = (f, f, evaluations.at_trial()), optimizer._rounding(f)
-        where = (optimizer._process_group, optimizer._search.sigma.device)
+        where = (optimizer._processes, optimizer._search.sigma.device)
         evidence = Evidence.gather(losses, model_of_step, rounding, *where)
     finally:
         move.put_back()
