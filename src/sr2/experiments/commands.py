@@ -17,7 +17,7 @@ from tyro.extras import SubcommandApp
 
 from .bench import BenchConfig
 from .errors import UserError
-from .flags import Flags, training_flags
+from .flags import training_flags
 from .run.compare import Grid, compare
 from .run.config import Precision, RunConfig
 from .run.progress import Watch
@@ -58,7 +58,7 @@ def train_one(arguments: Sequence[str]) -> Callable[..., None]:
         """Train one network; a finished run is skipped, an interrupted one goes on."""
         _train(flags.config(values), **flags.files(values))
 
-    return _with(flags, train_one)
+    return flags.typed(train_one)
 
 
 def train_grid(arguments: Sequence[str]) -> Callable[..., int]:
@@ -75,7 +75,7 @@ def train_grid(arguments: Sequence[str]) -> Callable[..., int]:
             print(f"error: {len(failed)} of {len(done) + len(failed)} runs did not finish", file=sys.stderr)
         return 2 if failed else 0
 
-    return _with(flags, train_grid)
+    return flags.typed(train_grid)
 
 
 def paper_run(arguments: Sequence[str]) -> Callable[..., None]:
@@ -106,7 +106,7 @@ def paper_run(arguments: Sequence[str]) -> Callable[..., None]:
             config = config.having(lam=RunConfig.lam)
         _train(config, **flags.files(values))
 
-    return _with(flags, paper_run, cell=Name)
+    return flags.typed(paper_run, cell=Name)
 
 
 def paper_queue(
@@ -156,12 +156,6 @@ def paper_queue(
         code = share(jobs, ["paper", "queue", *itertools.chain.from_iterable(words)], stop)
     print(queue.state())
     return code
-
-
-def _with(flags: Flags, command: Callable[..., Any], **others: Any) -> Callable[..., Any]:
-    """The command with the types that its flags have; they are made while the program runs."""
-    command.__annotations__ = {"values": Annotated[flags.kind, arg(name="")], **others}
-    return command
 
 
 def _train(config: RunConfig, runs: Path, tensorboard: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -52,6 +52,11 @@ class Flags:
     def files(self, values: Any) -> dict[str, Any]:
         """Where to write."""
         return {name: _flat(values)[name] for name in ("runs", "tensorboard")}
+
+    def typed(self, command: Callable[..., Any], **others: Any) -> Callable[..., Any]:
+        """The command with the types of these flags, which are made while the program runs."""
+        command.__annotations__ = {"values": Annotated[self.kind, arg(name="")], **others}
+        return command
 
 
 def training_flags(start: Settings, runs: Path) -> Flags:

@@ -34,6 +34,17 @@ def evaluate(problem: Problem) -> tuple[float, float]:
     return loss / count, problem.task.value(statistics, count)
 
 
+def measured(problem: Problem, prefix: str = "") -> dict[str, float]:
+    """What the network is worth as it is, by the names that a row of a run has."""
+    loss, score = evaluate(problem)
+    return {
+        f"{prefix}test_loss": loss,
+        f"{prefix}test_{problem.task.score.name}": score,
+        f"{prefix}zero_pct": percent_zero(problem.model),
+        f"{prefix}small_pct": percent_zero(problem.model, SMALL),
+    }
+
+
 def _sums(problem: Problem, x: Tensor, y: Tensor) -> Tensor:
     """The sum of the losses, and the statistics of the score."""
     out, task = problem.outputs(x), problem.task

@@ -18,7 +18,7 @@ from ...optim import Certificate
 from ..tasks import Score
 from .build import checked, cooldown_steps, cools_by_itself, make_optimizer
 from .config import RunConfig
-from .evaluate import SMALL, averaged, evaluate, histogram, layers, percent_zero
+from .evaluate import averaged, histogram, layers, measured
 from .events import events
 from .problem import Problem, Problems
 from .prune import sweep
@@ -30,8 +30,6 @@ from .view import OptimizerView
 FREE_SAVING, SAVING_SHARE = 1.0, 0.03
 """Checkpoints take this many seconds, and after that this share of the time: a large network trains faster than a disk
 takes its weights after every epoch."""
-
-
 AVERAGE_TIMES = 4
 """How often in a run the average of the iterates is measured; each time takes a pass over the training examples."""
 
@@ -157,7 +155,6 @@ class Trainer:
                 "use a smaller --lr, or sr2, which needs none"
             )
         r = self.view.penalty()
-        test_loss, test_score = evaluate(self.problem)
         row = {
             "epoch": self.epoch + 1,
             "steps": self.steps,
@@ -165,10 +162,7 @@ class Trainer:
             "R": r,
             "objective": 0.0,
             f"train_{self.score}": means.pop(f"train_{self.score}"),
-            "test_loss": test_loss,
-            f"test_{self.score}": test_score,
-            "zero_pct": percent_zero(self.problem.model),
-            "small_pct": percent_zero(self.problem.model, SMALL),
+            **measured(self.problem),
             **means,
             "seconds": self.seconds,
         }
@@ -180,13 +174,7 @@ class Trainer:
     def _measured_average(self) -> Metrics:
         """The average of the iterates at this point, measured; batch norm is estimated anew for it."""
         with averaged(self.problem, self.view):
-            test_loss, test_score = evaluate(self.problem)
-            return {
-                "average_test_loss": test_loss,
-                f"average_test_{self.score}": test_score,
-                "average_zero_pct": percent_zero(self.problem.model),
-                "average_small_pct": percent_zero(self.problem.model, SMALL),
-            }
+            return measured(self.problem, "average_")
 
     # ---- what lasts
 
