@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import NM, SR2, GroupL0, GroupL2, L0Ball, ProxGEN
+from sr2 import NM, GroupL0, GroupL2, L0Ball, ProxGEN
+from tests.tools import algorithm_1
 
 
 def problem():
@@ -28,7 +29,7 @@ REGULARIZERS = [
 @pytest.mark.parametrize("metric", ["adam", "rmsprop", "andrei"])
 def test_sr2_descends(R, metric):
     model, loss = problem()
-    optimizer = SR2(model, R, metric=metric)
+    optimizer = algorithm_1(model, R, metric=metric)
     weights = [p for p in model.parameters() if p.dim() > 1]
     first = loss().detach() + R.value(R.prox(weights, 1.0))
     for _ in range(15):

@@ -53,7 +53,7 @@ PAIRS = [
     (case, R, options)
     for R in REGULARIZERS
     for case, options in SETS
-    if case.takes(R, options) and (isinstance(R, L1) or not options.startswith("momentum "))  # both together: once
+    if case.takes(R) and (isinstance(R, L1) or not options.startswith("momentum "))  # both together: once
 ]
 
 
