@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sr2 import L1, SR2, GroupL2, ProxGEN, certificate
+from sr2 import L1, GroupL2, ProxGEN, certificate
 from sr2.optim.theory.certificate import Estimate
 from tests.tools import algorithm_1
 

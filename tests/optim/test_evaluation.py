@@ -173,7 +173,9 @@ def test_a_float64_loss_of_float32_parameters_is_known_to_float32():
 
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize(
-    "options", [{}, PAPER, {"sigma": 5.0, "cooldown": (2, 5)}, {"metric": "rmsprop"}], ids=["", "paper", "cooldown", "metric"]
+    "options",
+    [{}, PAPER, {"sigma": 5.0, "cooldown": (2, 5)}, {"metric": "rmsprop"}],
+    ids=["", "paper", "cooldown", "metric"],
 )
 def test_the_default_device_does_not_matter(options, capturable):
     """torch.set_default_device("cuda") is common; what is made on "meta" has no numbers, and would tell."""

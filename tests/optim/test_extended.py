@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import L1, SR2
+from sr2 import L1
 from sr2.regularizers import Regularizer
 from tests.tools import algorithm_1, remembered
 

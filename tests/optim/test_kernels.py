@@ -248,7 +248,9 @@ def test_what_was_not_moved_is_not_put_back(monkeypatch):
     assert all(torch.equal(x, z) for x, z in zip(after, [x for p in quick for x in p.xs], strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero):RuntimeWarning")  # numpy's, of the interpreter
+@pytest.mark.filterwarnings(
+    "ignore:(invalid value|overflow|divide by zero):RuntimeWarning"
+)  # numpy's, of the interpreter
 @pytest.mark.parametrize(
     ("make", "slope", "fate"),
     [

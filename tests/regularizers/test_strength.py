@@ -6,7 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from sr2.regularizers import L0, L1, MCP, NM, Box, ElasticNet, GroupL0, GroupL2, KeepZeros, L0Ball, Lp, Nuclear, Rank, Ridge
+from sr2.regularizers import (
+    L0,
+    L1,
+    MCP,
+    NM,
+    Box,
+    ElasticNet,
+    GroupL0,
+    GroupL2,
+    KeepZeros,
+    L0Ball,
+    Lp,
+    Nuclear,
+    Rank,
+    Ridge,
+)
 from tests.registry import REGULARIZERS, RegularizerCase, pairs_of_entries
 from tests.tools import HostReads
 
