@@ -86,6 +86,7 @@ def test_the_step_is_the_prox_in_the_metric(R):
 def test_where_r_couples_entries_the_metric_is_one_number(R, kind):
     """The first step with Adam's metric: d = rms(|g| + eps) of each tensor, or of the group, by numpy."""
     model, loss = problem()
+    model.eval()  # the optimizer is given tensors, and protects no statistics of batch norm
     weights = [p for p in model.parameters() if p.dim() > 1]
     with torch.no_grad():
         for x, z in zip(weights, R.prox(weights, 1e-3), strict=True):
