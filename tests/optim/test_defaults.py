@@ -75,7 +75,7 @@ def test_unsaid_and_said() -> None:
     assert (said("auto", 3), said(None, 3), said(0.0, 3), said(False, 3)) == (3, None, 0.0, False)
     with pytest.raises(ValueError, match="says it already: leave out eta1, gamma1"):
         unsaid({**NOTHING, "eta1": 0.1, "gamma1": 2.0}, Tolerant())
-    with pytest.raises(TypeError, match="rule must be an object of sr2.rules, and is 'ratio'"):
+    with pytest.raises(TypeError, match=r"rule must be an object of sr2.rules, and is 'ratio'"):
         unsaid(NOTHING, "ratio")
 
 

@@ -35,7 +35,9 @@ PAPER = {"eta1": 7.5e-4}  # which brings the rest of Algorithm 1
 
 
 @pytest.mark.parametrize(
-    "options", [{}, PAPER, {**PAPER, "momentum": 0.9}, {**PAPER, "metric": "adam"}], ids=["", "paper", "momentum", "adam"]
+    "options",
+    [{}, PAPER, {**PAPER, "momentum": 0.9}, {**PAPER, "metric": "adam"}],
+    ids=["", "paper", "momentum", "adam"],
 )
 def test_lasso(options):
     from sklearn.linear_model import Lasso

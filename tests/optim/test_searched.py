@@ -120,7 +120,7 @@ def test_the_first_step_leaves_half_of_the_weights(monkeypatch):
 def test_a_batch_that_is_not_finite_is_said(broken):
     model, closure = problem()
     optimizer = SR2(model, L1(1e-4))
-    with pytest.raises(FloatingPointError, match="the loss at x_0 is .* skip it"):
+    with pytest.raises(FloatingPointError, match=r"the loss at x_0 is .* skip it"):
         optimizer.estimate_sigma(lambda: closure() * broken)
     assert math.isnan(optimizer.sigma)
     optimizer.estimate_sigma(closure)
