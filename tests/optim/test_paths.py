@@ -146,9 +146,9 @@ def test_one_host_read_per_step(case, R, options, foreach, monkeypatch):
 
     with HostReads(of_the_host=case.on_host(optimizer)) as reads:
 
-        def counting(*args):
+        def counting(*args, **options):
             before.append(list(reads.seen))
-            return gather(*args)
+            return gather(*args, **options)
 
         monkeypatch.setattr(Evidence, "gather", counting)
         optimizer.step(f)
