@@ -85,6 +85,11 @@ class RegularizerCase:
         return self.separable or self.metric_prox is not None
 
     @property
+    def decomposes(self) -> bool:
+        """Whether the prox takes a matrix apart: all others have one step per entry."""
+        return not self.diagonal
+
+    @property
     def name(self) -> str:
         return repr(self.regularizer).split(" at 0x")[0]
 
