@@ -48,7 +48,7 @@ def test_names_show_it() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "gmp"])
 def test_a_baseline_decays_by_itself(optimizer: str) -> None:
-    with pytest.raises(UserError, match=f"{optimizer} has no regularizer, which --ridge 0.5 is: .* --weight-decay"):
+    with pytest.raises(UserError, match=f"{optimizer} has no regularizer, which --ridge is: .* --weight-decay"):
         checked(RunConfig(optimizer=optimizer, regularizer="none", ridge=0.5))
 
 

@@ -200,9 +200,7 @@ def without_regularizer(config: RunConfig) -> RunConfig:
     if registry.takes_regularizer(config.optimizer):
         return config
     if config.ridge:
-        raise UserError(
-            f"{config.optimizer} has no regularizer, which --ridge {_plain(config.ridge)} is: use its own --weight-decay"
-        )
+        raise UserError(f"{config.optimizer} has no regularizer, which --ridge is: use its own --weight-decay")
     if config.regularizer == "none":
         return config
     if config.regularizer == "l0_ball" and registry.has_option(config.optimizer, "density"):
