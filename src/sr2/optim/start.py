@@ -94,8 +94,7 @@ def sigma_0(
     apart = parallel(module)
     with apart.no_sync() if apart is not None else nullcontext():
         estimate = estimate_sigma0(closure, module, parameters, together)
-    shared = torch.tensor(estimate, dtype=torch.float64, device=parameters[0].device)
-    return leaves_half(penalized, max(sigma_min, float(together.mean(shared))), together)
+    return leaves_half(penalized, max(sigma_min, estimate), together)
 
 
 def check_finite(loss: Tensor, together: Processes, *, strict: bool) -> None:

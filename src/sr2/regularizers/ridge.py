@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch  # noqa: F401  (the doctest's)
 from torch import Tensor
@@ -52,6 +53,11 @@ class Ridge(Regularizer):
     def coefficients(self) -> tuple[float, float, float] | None:
         of = self._other.coefficients
         return None if of is None else (of[0], of[1], of[2] + self.lam)
+
+    @property
+    def chooses(self) -> tuple[Any, float] | None:
+        of = self._other.chooses
+        return None if of is None else (of[0], of[1] + self.lam)
 
     def at_strength(self, share: Tensor) -> Regularizer:
         """The ridge has its full strength at once: R_1 is on its way.

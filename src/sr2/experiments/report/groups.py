@@ -59,11 +59,10 @@ class Group:
 
 
 def penalty(config: RunConfig) -> str:
-    """A regularizer with its constants, such as "l1 1e-3" or "l0_ball density=0.1"."""
-    if config.regularizer == "none":
-        return "none"
+    """A regularizer with its constants, such as "l1 1e-3" or "l0_ball density=0.1 ridge 2e-4"."""
     constants = [short(config.lam)] if _has_lambda(config.regularizer) else []
-    return " ".join([config.regularizer, *constants, *config.reg])
+    ridge = ["ridge", short(config.ridge)] if config.ridge else []
+    return " ".join([config.regularizer, *constants, *config.reg, *ridge])
 
 
 def _has_lambda(regularizer: str) -> bool:
@@ -89,6 +88,7 @@ def order(config: RunConfig) -> tuple[Any, ...]:
         config.regularizer,
         config.lam if _has_lambda(config.regularizer) else 0.0,
         tuple(config.reg),
+        config.ridge,
         [*BASELINES_FIRST, config.optimizer].index(config.optimizer),
         config.optimizer,
     )

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...optim import Certificate
-from ..tasks import Score
-from .build import checked, cooldown_steps, cools_by_itself, make_optimizer
+from .build import cooldown_steps, cools_by_itself, make_optimizer
 from .config import RunConfig
-from .evaluate import averaged, histogram, layers, measured
-from .events import events
-from .problem import Problem, Problems
+from .evaluate import SMALL, averaged, evaluate, histogram, layers, percent_zero
+from .problem import Problem
 from .prune import sweep
 from .runner import CapturedRunner, Metrics, StepRunner
 from .stop import DivergedError, StoppedError, StopSignals
@@ -30,6 +26,8 @@ from .view import OptimizerView
 FREE_SAVING, SAVING_SHARE = 1.0, 0.03
 """Checkpoints take this many seconds, and after that this share of the time: a large network trains faster than a disk
 takes its weights after every epoch."""
+
+
 AVERAGE_TIMES = 4
 """How often in a run the average of the iterates is measured; each time takes a pass over the training examples."""
 
@@ -47,13 +45,15 @@ class Trainer:
     def __init__(self, config: RunConfig, store: RunStore, stop: StopSignals, problem: Problem | None = None) -> None:
         self.config, self.store, self.stop = config, store, stop
         self.problem = problem or Problem(config)
+        self.together = self.problem.together
         self.problem.check_training(config)
         largest = min(config.largest_batch, self.problem.batches.seen)  # no batch is larger than an epoch
         steps = config.epochs * len(self.problem.batches)
-        self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), self.problem.model, steps)
+        network = self.problem.trained.model
+        self.optimizer = make_optimizer(dataclasses.replace(config, largest_batch=largest), network, steps)
         cooldown = None if cools_by_itself(config.optimizer) else cooldown_steps(config, steps)
         self.view = OptimizerView(self.optimizer, config.batch, cooldown)
-        captured = self.view.captures and self.problem.device.type == "cuda"
+        captured = self.view.captures and self.problem.device.type == "cuda" and self.together.size == 1
         self.runner = (CapturedRunner if captured else StepRunner)(self.problem, self.view)
         self.epoch = 0
         """Epochs that are done."""
@@ -89,12 +89,16 @@ class Trainer:
             self.metrics.append(self._measured())
             self.epoch, self.step = self.epoch + 1, 0
             self.runner.start_epoch()
-            if self.epoch == self.config.epochs or self.stop.asked or self._may_save():
+            if saved := self.epoch == self.config.epochs or self._may_save():
                 self.save()
             self.store.write_metrics(self.metrics)
             yield self.metrics[-1]
-            self._stop_if_asked()
-        self._finish()
+            if self._asked():
+                if not saved:
+                    self.save()
+                raise self._stopped()
+        if self.together.first:  # the others have nothing more to do
+            self._finish()
 
     def _converged(self) -> bool:
         """Whether the optimizer is as stationary as the user asked for; an epoch that was begun is first finished."""
@@ -126,20 +130,21 @@ class Trainer:
             self.step += 1
             self.steps += 1
             on_step(self.runner.examples - seen)
-            if self.stop.asked:
+            if self._asked():
                 self.seconds = before + time.perf_counter() - started
                 self.save()
-                self._stop_if_asked()
+                raise self._stopped()
         if self.problem.device.type == "cuda":
             torch.cuda.synchronize(self.problem.device)
         self.seconds = before + time.perf_counter() - started
 
-    def _stop_if_asked(self) -> None:
-        if self.stop.asked:
-            where = f"step {self.step} of epoch {self.epoch + 1}" if self.step else f"epoch {self.epoch}"
-            raise StoppedError(
-                f"stopped after {where} of {self.config.epochs}, and saved: run the same command to go on"
-            )
+    def _asked(self) -> bool:
+        """Whether the user asked one of the processes to stop."""
+        return self.together.any(self.stop.asked)
+
+    def _stopped(self) -> StoppedError:
+        where = f"step {self.step} of epoch {self.epoch + 1}" if self.step else f"epoch {self.epoch}"
+        return StoppedError(f"stopped after {where} of {self.config.epochs}, and saved: run the same command to go on")
 
     def _measured(self) -> Metrics:
         """The epoch that was just trained, measured."""
@@ -155,6 +160,7 @@ class Trainer:
                 "use a smaller --lr, or sr2, which needs none"
             )
         r = self.view.penalty()
+        test_loss, test_score = evaluate(self.problem, self.together)
         row = {
             "epoch": self.epoch + 1,
             "steps": self.steps,
@@ -162,7 +168,10 @@ class Trainer:
             "R": r,
             "objective": 0.0,
             f"train_{self.score}": means.pop(f"train_{self.score}"),
-            **measured(self.problem),
+            "test_loss": test_loss,
+            f"test_{self.score}": test_score,
+            "zero_pct": percent_zero(self.problem.model),
+            "small_pct": percent_zero(self.problem.model, SMALL),
             **means,
             "seconds": self.seconds,
         }
@@ -174,13 +183,20 @@ class Trainer:
     def _measured_average(self) -> Metrics:
         """The average of the iterates at this point, measured; batch norm is estimated anew for it."""
         with averaged(self.problem, self.view):
-            return measured(self.problem, "average_")
+            test_loss, test_score = evaluate(self.problem)
+            return {
+                "average_test_loss": test_loss,
+                f"average_test_{self.score}": test_score,
+                "average_zero_pct": percent_zero(self.problem.model),
+                "average_small_pct": percent_zero(self.problem.model, SMALL),
+            }
 
     # ---- what lasts
 
     def _may_save(self) -> bool:
         """Whether checkpoints, which a killed run redoes to the same bits from the last one, still cost little."""
-        return self._saving <= FREE_SAVING + SAVING_SHARE * (time.perf_counter() - self._made)
+        cheap = self._saving <= FREE_SAVING + SAVING_SHARE * (time.perf_counter() - self._made)
+        return self.together.any(self.together.first and cheap)
 
     def save(self) -> None:
         """Write a checkpoint: all that the rest of the run depends on."""
@@ -272,76 +288,3 @@ class Trainer:
 def _finite(value: Any) -> Any:
     """JSON has no inf and no nan: null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class Watcher(Protocol):
-    """What shows a run to its user; `progress.Watch` does."""
-
-    def run(self, trainer: Trainer) -> contextlib.AbstractContextManager[None]:
-        """Around the training of one run."""
-
-    def step(self, examples: int) -> None:
-        """A step was taken on that many examples."""
-
-    def epoch(self, row: Metrics) -> None:
-        """An epoch was measured."""
-
-    def finished(self, path: Path) -> None:
-        """A run ended just now."""
-
-    def skipped(self, path: Path, result: dict[str, Any], score: Score) -> None:
-        """A run was finished before."""
-
-    def say(self, sentence: str) -> None:
-        """A line above whatever is going on."""
-
-
-def train(
-    config: RunConfig,
-    root: Path,
-    watch: Watcher,
-    stop: StopSignals,
-    tensorboard: bool = False,
-    problems: Problems | None = None,
-) -> Path:
-    """Train a run to its end, or find it finished; returns its folder.
-
-    Args:
-        config: any; what cannot be run is a UserError before anything starts.
-        root: the folder of runs.
-        watch: shows the run.
-        stop: asked after every step.
-        tensorboard: whether to write TensorBoard's event files into the run's folder.
-        problems: of the runs before, to be used again.
-    """
-    config = checked(config)
-    store = RunStore(Path(root) / config.key, config)
-    if _finished(store, watch):  # before it is locked: nobody writes to it, and perhaps nobody can
-        return store.path
-    with store.locked():
-        if _finished(store, watch):  # another process was quicker
-            return store.path
-        with events(store.path if tensorboard else None) as log:
-            trainer = Trainer(config, store, stop, (problems or Problems()).of(config))
-            store.start(trainer.problem.model, trainer.problem.task.score)
-            with watch.run(trainer):
-                for row in trainer.run(watch.step):
-                    watch.epoch(row)
-                    log(row)
-        if trainer.stopped_early:
-            watch.say(trainer.stopped_early)
-    watch.finished(store.path)
-    if trainer.certified:
-        watch.say(trainer.certified)
-    return store.path
-
-
-def _finished(store: RunStore, watch: Watcher) -> bool:
-    if (result := store.result) is None:
-        return False
-    if store.knows_network:
-        store.check_network(
-            Problem(dataclasses.replace(store.config, device="cpu", compile=False, precision="fp32")).model
-        )
-    watch.skipped(store.path, result, store.score)
-    return True
