@@ -81,8 +81,41 @@ class OptimizerCase:
 # ---- SR2
 
 
-def sr2_twin(problem, *, sigma, eta1, eta2, gamma1, gamma2, gamma3, sigma_min):
-    """Algorithm 1 with the sampled objective."""
+def sr2_twin(problem, *, sigma, sigma_min, **constants):
+    """Algorithm 1 where its constants are named, as the constructor has it, else the defaults."""
+    twin = algorithm_1_twin if constants else defaults_twin
+    return twin(problem, sigma=sigma, sigma_min=sigma_min, **constants)
+
+
+def defaults_twin(problem, *, sigma, sigma_min):
+    """Adam's averages, a rise of no more than was promised, and no trace of a batch that was rejected."""
+    x, f, R = problem.x, problem.f, problem.R
+    m, r, t = 0.0, 0.0, 0
+    for batch in problem.batches:
+        loss, g = f(x, batch), problem.gradient(x, batch)
+        learnt = (0.9 * m + 0.1 * g, 0.999 * r + 0.001 * g**2, t + 1)
+        v = learnt[0] / (1 - 0.9 ** learnt[2])
+        D = np.sqrt(learnt[1] / (1 - 0.999 ** learnt[2])) + 1e-8
+        z = problem.prox(x - v / (sigma * D), 1 / (sigma * D))
+        s = z - x
+        if not s.any():
+            m, r, t = learnt
+            yield Point(x, sigma, None)
+            continue
+        here = loss + (g - v) @ s  # of f(., xi) + (v - g)'x, whose gradient is v
+        slack = 10 * np.finfo(float).eps * max(1.0, abs(here))
+        promised = R(x) - R(z) - v @ s
+        rho = (here + R(x) - f(z, batch) - R(z) + slack) / (promised + slack)
+        if rho >= -1:
+            x, (m, r, t) = z, learnt
+            sigma = max(sigma_min, 0.98 * sigma) if rho >= 0.9 and promised > 2 * slack else sigma
+        else:
+            sigma *= 1.5
+        yield Point(x, sigma, bool(rho >= -1))
+
+
+def algorithm_1_twin(problem, *, sigma, eta1, eta2, gamma1, gamma2, gamma3, sigma_min):
+    """With the sampled objective."""
     x, f, R = problem.x, problem.f, problem.R
     for batch in problem.batches:
         loss, g = f(x, batch), problem.gradient(x, batch)
@@ -109,7 +142,8 @@ def sr2_twin(problem, *, sigma, eta1, eta2, gamma1, gamma2, gamma3, sigma_min):
 
 
 LIVELY = {"sigma": 0.1, "eta1": 0.1, "eta2": 0.75, "gamma1": 2.0, "gamma2": 3.0, "gamma3": 0.7, "sigma_min": 0.1}
-PAPER = {"sigma": 0.2, **SR2.paper_defaults(), "gamma2": 5.56, "sigma_min": 1e-6}
+PAPER = {"sigma": 0.2, "eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma2": 5.56, "gamma3": 0.8, "sigma_min": 1e-6}
+DEFAULTS = {"sigma": 0.2, "sigma_min": 1e-6}
 OF_SR2 = [
     ({"sigma": 0.0}, "SR2: sigma must be a number at least 1e-06"),
     ({"sigma": 1e-9}, "sigma"),
@@ -232,7 +266,7 @@ OPTIMIZERS: list[OptimizerCase] = [
         start={"sigma": 2.0, "eta1": 7.5e-4},  # Algorithm 1's constants bring v = g and D = 1
         lively={"sigma": 0.3, "eta2": 0.6},
         twin=sr2_twin,
-        constants={"lively": LIVELY, "paper": PAPER},
+        constants={"lively": LIVELY, "paper": PAPER, "defaults": DEFAULTS},
         wrong=wrong(SR2, OF_SR2, PARTS_OF_SR2, sigma=1.0),
         judges=True,
         on_host=lambda optimizer: [optimizer._search.sigma],
