@@ -23,6 +23,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+ALGORITHM_1 = ("--eta2", "0.99")
+"""Of whose steps a certificate is."""
+
+
 def train(*flags: str) -> int:
     return main(["train", "--model", "mlp", "--epochs", "2", "--batch", "200", *flags])
 
@@ -46,7 +50,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 def test_finite_numbers_that_fit_together(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("--certificate") == 0
+    assert train("--certificate", *ALGORITHM_1) == 0
     record = only_run()
     found = certified(record)
     numbers_said = (
@@ -65,7 +69,7 @@ def test_finite_numbers_that_fit_together(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_is_not_known_is_null_in_json() -> None:
-    assert train("--certificate", "--batch", "1400") == 0  # one batch has no spread
+    assert train("--certificate", *ALGORITHM_1, "--batch", "1400") == 0  # one batch has no spread
     found = certified(only_run())
     assert found["batches"] == 1
     assert found["step_term"]["half_width"] is None
@@ -76,9 +80,9 @@ def test_what_is_not_known_is_null_in_json() -> None:
 @pytest.mark.parametrize("flags", [["--model", "dropnet:net"], ["--regularizer", "l0", "--lam", "1e-5"]])
 def test_training_is_the_same_with_and_without(flags: list[str], tmp_path: Path) -> None:
     (tmp_path / "dropnet.py").write_text(NET)  # batch-norm and dropout: buffers and random numbers must be untouched
-    assert train(*flags, "--certificate", "--runs", "with") == 0
+    assert train(*flags, *ALGORITHM_1, "--certificate", "--runs", "with") == 0
     state = torch.get_rng_state()
-    assert train(*flags, "--runs", "without") == 0
+    assert train(*flags, *ALGORITHM_1, "--runs", "without") == 0
     assert torch.equal(torch.get_rng_state(), state)
     one, other = only_run("with"), only_run("without")
     same_run(one.path, other.path)
@@ -89,7 +93,7 @@ def test_training_is_the_same_with_and_without(flags: list[str], tmp_path: Path)
 
 
 def test_the_report_shows_it() -> None:
-    assert train("--certificate") == 0
+    assert train("--certificate", *ALGORITHM_1) == 0
     assert train() == 0
     assert main(["report", "runs"]) == 0
     page = Path("runs/report/index.html").read_text()
@@ -113,7 +117,7 @@ def test_a_report_without_certificates_has_no_such_section() -> None:
 
 
 def test_a_damaged_one_is_said_to_be_so() -> None:
-    assert train("--certificate") == 0
+    assert train("--certificate", *ALGORITHM_1) == 0
     path = only_run().path / "certificate.json"
     path.write_text('{"bound": <b>')
     assert main(["report", "runs"]) == 0
@@ -127,8 +131,9 @@ def test_a_damaged_one_is_said_to_be_so() -> None:
     [
         (["--optimizer", "proxgen"], "a certificate is about steps of sr2, and the optimizer is proxgen"),
         (["--optimizer", "proxsgd"], "a certificate is about steps of sr2, and the optimizer is proxsgd"),
-        (["--momentum", "0.9"], "plain gradients: add --momentum 0 --metric none"),
-        (["--metric", "adam"], "plain gradients: add --momentum 0 --metric none"),
+        ([], "plain gradients: add --momentum 0 --metric none"),
+        ([*ALGORITHM_1, "--momentum", "0.9"], "plain gradients: add --momentum 0 --metric none"),
+        ([*ALGORITHM_1, "--metric", "adam"], "plain gradients: add --momentum 0 --metric none"),
     ],
 )
 def test_a_mistake_is_named_before_anything_starts(

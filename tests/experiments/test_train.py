@@ -21,7 +21,7 @@ from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.problem import Problem
 from sr2.experiments.run.stop import StopSignals
 from sr2.experiments.run.store import RunStore, find_runs, read_run, read_weights
-from sr2.experiments.run.train import Trainer
+from sr2.experiments.run.trainer import Trainer
 
 ROW = [
     *(

@@ -10,7 +10,7 @@ from typing import Any
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.stop import StoppedError, StopSignals
 from sr2.experiments.run.store import WEIGHTS, RunStore, read_run
-from sr2.experiments.run.train import Trainer
+from sr2.experiments.run.trainer import Trainer
 
 NET = """
 from torch import nn

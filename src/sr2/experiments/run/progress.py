@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..tasks import Score
 from .runner import Metrics
-from .train import Trainer
+from .trainer import Trainer
 
 
 class Watch:
