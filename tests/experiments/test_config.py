@@ -315,7 +315,10 @@ def test_the_default_metric_serves_what_takes_one_step_per_tensor_too() -> None:
 
 def test_what_is_chosen_by_itself_is_written_out() -> None:
     assert checked(RunConfig()).options == {
-        "metric": "adam", "average": True, "momentum": 0.9, "rule": "sr2.rules:Tolerant"
+        "metric": "adam",
+        "average": True,
+        "momentum": 0.9,
+        "rule": "sr2.rules:Tolerant",
     }
     assert checked(RunConfig.of(eta2=0.9)).options == {"eta2": 0.9}  # Algorithm 1, as in the first version
     assert checked(RunConfig.of(rule="sr2.rules:Ratio")).options == {"rule": "sr2.rules:Ratio"}
