@@ -1,5 +1,6 @@
 # make test   everything CI runs, from nothing: sets up .venv, then formats, lints, types and tests
 # make quick  a verdict on the core in under a minute: format, lint, golden runs, twins, proxes, rules, state
+# make torture  kills, damaged and hostile files, fuzzed arguments, lost processes: minutes; docs/reliability.md
 # make docs   the documentation: site/index.html, every link checked
 # make demo   trains the small comparison on the embedded digits and writes its report
 # make        the same as make test
@@ -17,7 +18,7 @@ QUICK := tests/optim/test_golden.py tests/optim/test_twin.py tests/optim/test_ru
 	tests/optim/test_closures.py tests/optim/test_groups.py tests/regularizers/test_prox.py \
 	tests/regularizers/test_value.py tests/regularizers/test_arguments.py tests/test_architecture.py tests/test_zeros.py
 
-.PHONY: test quick setup lint types pytest docs demo wheel format clean
+.PHONY: test quick setup lint types pytest torture docs demo wheel format clean
 test: lint types pytest
 
 quick: lint
@@ -42,6 +43,9 @@ types: $(READY)
 # One thread per process: two test processes that each use all cores wait for one another.
 pytest: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+torture: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m torture
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -34,7 +34,7 @@ NEEDS = {
     "lightning": lambda: importlib.util.find_spec("lightning"),
     "several processes": lambda: False,  # tests/optim has scripts that start them
 }
-BLOCK = re.compile(r"^```python(?: title=\"needs (.+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python(?: title=\"needs ([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = [
     pytest.param(*block.groups(), id=f"{name}:{text[: block.start()].count(chr(10)) + 1}")
     for name, text in PAGES.items()

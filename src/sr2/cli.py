@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from .experiments.commands import run
         from .experiments.errors import UserError
+        from .experiments.run.processes import speaks
         from .experiments.run.stop import StoppedError
     except ModuleNotFoundError as error:
         return _missing(error)
@@ -27,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say("stopped before anything began", 130)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
+            warnings.showwarning = lambda message, *_, **__: _note(message) if speaks() else None
             return run(arguments)
     except UserError as error:
         return _say(f"error: {error}", 2)
@@ -49,6 +51,11 @@ def _missing(error: ModuleNotFoundError) -> int:
     return _say(f"error: this command needs {name}: pip install 'sr2[experiments]'", 2)
 
 
+def _note(message: Warning | str) -> None:
+    print(f"note: {message}", file=sys.stderr)
+
+
 def _say(sentence: str, code: int) -> int:
-    print(sentence, file=sys.stderr)
+    rank = os.environ.get("RANK", "0")  # of torchrun, whose processes may each have something to say
+    print(sentence if rank == "0" else f"process {rank}: {sentence}", file=sys.stderr)
     return code

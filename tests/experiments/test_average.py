@@ -16,7 +16,7 @@ from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.evaluate import averaged, evaluate, percent_zero
 from sr2.experiments.run.stop import StopSignals
 from sr2.experiments.run.store import AVERAGE, RunStore, read_run, read_weights
-from sr2.experiments.run.trainer import Trainer
+from sr2.experiments.run.train import Trainer
 from sr2.experiments.trained import trained
 from tests.experiments.tools.runs import NET, finish, same_run
 

@@ -21,7 +21,7 @@ from sr2.experiments.run.build import checked, make_optimizer
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.stop import StoppedError, StopSignals
 from sr2.experiments.run.store import RunRecord, RunStore, find_runs, read_weights
-from sr2.experiments.run.trainer import Trainer
+from sr2.experiments.run.train import Trainer
 from tests.experiments.tools.runs import NET, same_run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sr2.experiments.run.problem import Problem
 from sr2.experiments.run.prune import sweep
 from sr2.experiments.run.store import WEIGHTS, find_runs, read_weights
 from sr2.experiments.trained import trained
+from tests.experiments.tools.runs import without_sums
 from tests.experiments.tools.synthetic import make_run
 
 WHY = "the run did not finish, or its weights were deleted"
@@ -115,8 +117,8 @@ def test_weights_of_another_network_are_said_to_be_so(
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--epochs", "1", "--batch", "400", "--model", "mlp"]) == 0
     (record,) = find_runs([Path("runs")])
-    text = (record.path / "config.json").read_text()
-    (record.path / "config.json").write_text(text.replace('"mlp"', '"cnn"'))
+    (record.path / "config.json").write_text(json.dumps(record.config.having(model="cnn").to_dict()))
+    without_sums(record.path)
     assert len(read_weights(record.path)) == 6
     assert main(["prune", "runs"]) == 2
     assert "do not fit its network cnn" in capsys.readouterr().err

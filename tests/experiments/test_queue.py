@@ -23,12 +23,12 @@ from sr2.experiments.paper.cells import cells, match
 from sr2.experiments.paper.recipes import papers_settings
 from sr2.experiments.run.build import checked
 from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.one import train
 from sr2.experiments.run.problem import Problems
 from sr2.experiments.run.progress import Watch
 from sr2.experiments.run.stop import DivergedError, StopSignals
 from sr2.experiments.run.store import RunStore, find_runs, read_run
-from sr2.experiments.run.train import train
-from sr2.experiments.run.trainer import Trainer
+from sr2.experiments.run.train import Trainer
 from tests.experiments.tools.official import small_cifar10, small_cifar100, write_cifar10_python
 from tests.experiments.tools.runs import same_run
 from tests.experiments.tools.synthetic import make_run

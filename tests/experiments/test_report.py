@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sr2.experiments import commands, training
+from sr2.experiments import commands
 from sr2.experiments.errors import UserError
 from sr2.experiments.paper.recipes import recipe
 from sr2.experiments.paper.summary import summary, write_paper_report
@@ -125,7 +125,7 @@ def test_the_command_makes_the_run_again(monkeypatch: pytest.MonkeyPatch) -> Non
     words = report.command(config).split()
     assert words[:2] == ["sr2", "train"]
     asked: list[RunConfig] = []
-    monkeypatch.setattr(training, "train", lambda made, *_: asked.append(made))
+    monkeypatch.setattr(commands, "train", lambda made, *_: asked.append(made))
     assert commands.run(words[1:]) == 0
     assert asked == [config]
 

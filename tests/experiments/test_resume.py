@@ -20,7 +20,7 @@ from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.runner import CapturedRunner
 from sr2.experiments.run.stop import StoppedError, StopSignals
 from sr2.experiments.run.store import RunStore, read_run
-from sr2.experiments.run.trainer import Trainer
+from sr2.experiments.run.train import Trainer
 from tests.experiments.tools.runs import NET, finish, same_run
 from tests.tools import remembered
 
@@ -73,7 +73,7 @@ def test_a_captured_run_with_a_schedule(
     finish(config, plain)
     monkeypatch.setattr("sr2.experiments.run.runner.CapturedStep", Replayed)
     monkeypatch.setattr("sr2.experiments.run.runner.run_beside", lambda body: body())
-    monkeypatch.setattr("sr2.experiments.run.trainer.StepRunner", CapturedRunner)
+    monkeypatch.setattr("sr2.experiments.run.train.StepRunner", CapturedRunner)
     for stops in ((), (1, 5, 6)):
         captured = RunStore(tmp_path / f"captured{stops}", config)
         assert finish(config, captured, stops).steps == 12
@@ -162,7 +162,7 @@ def test_a_run_whose_checkpoints_cost_too_much_writes_fewer_and_goes_on_to_the_s
     config = checked(RunConfig.of(model="mlp", epochs=4, batch=400))
     often, seldom = (RunStore(tmp_path / name, config) for name in ("often", "seldom"))
     finish(config, often)
-    monkeypatch.setattr("sr2.experiments.run.trainer.FREE_SAVING", -1.0)
+    monkeypatch.setattr("sr2.experiments.run.train.FREE_SAVING", -1.0)
     with seldom.locked():
         trainer = Trainer(config, seldom, StopSignals())
         seldom.start()

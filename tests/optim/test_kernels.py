@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L0, L1, SR2, ElasticNet, numerics
+from sr2 import L0, L1, SR2, ElasticNet, L0Ball, Ridge, numerics
 from sr2.metrics import Adam
 from sr2.optim.moves import fused
 from sr2.optim.moves.choose import choose
@@ -74,6 +74,41 @@ def test_the_fused_step_is_the_step(regularizer, sigma, chunk, monkeypatch):
     assert all(torch.equal(x, z) for x, z in zip(points(plain), points(quick), strict=True))
     other.settle(outcome(False))
     assert all(torch.equal(x, z) for x, z in zip(before, points(quick), strict=True))
+
+
+BUDGETS = [L0Ball(density=0.05), L0Ball(k=40), L0Ball(density=1.0), Ridge(0.3, L0Ball(density=0.3, floor=0))]
+
+
+@pytest.mark.parametrize("R", BUDGETS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"metric": None, "momentum": 0.0}, {"reach": (1, 8)}], ids=str)
+def test_a_budget_is_chosen_between_two_launches(R, options, monkeypatch):
+    """Many whole steps beside those of the loop: within the budget at the end, on its way there, or from within."""
+    monkeypatch.setattr(FusedMove, "fits", lambda _: True)
+
+    def run(foreach):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 30), nn.Tanh(), nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 1))
+        weights = [p for p in model.parameters() if p.dim() > 1]
+        if "reach" not in options:  # from within: nothing is told
+            with torch.no_grad():
+                for p, z in zip(weights, R.prox(weights, 1e-6), strict=True):
+                    p.copy_(z)
+        optimizer = SR2(model, R, sigma=30.0, foreach=foreach, capturable=True, **options)
+        x, y = torch.randn(64, 12), torch.randn(64, 1)
+        kinds = set()
+        for _ in range(10):
+            optimizer.step(lambda: F.mse_loss(model(x), y))
+            kinds.add(type(next(iter(optimizer._moves._made.values()))[1]).__name__)
+        assert bool(R.value(weights).isfinite())
+        return [p.detach().clone() for p in model.parameters()], optimizer.counts, optimizer.sigma, kinds
+
+    slow, counts, sigma, _ = run(False)
+    quick, other_counts, other_sigma, kinds = run(None)
+    assert kinds == {"FusedMove"}
+    assert counts == other_counts
+    assert other_sigma == pytest.approx(sigma, rel=1e-6)
+    for a, b in zip(slow, quick, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("capturable", [False, True])

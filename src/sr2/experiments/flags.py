@@ -72,7 +72,9 @@ def training_flags(start: Settings, runs: Path) -> Flags:
     more = "Any option as key=value, also of your own optimizer: --opt eta2=0.9 rule=mine:make."
     sections["optimizer"].append(_flag("opt", tuple[str, ...], (), more))
     sections["files"] += [
-        _flag("runs", Path, runs, "The folder of runs."),
+        _flag(
+            "runs", str, str(runs), "The folder of runs: a path, or an address that fsspec knows, as s3://bucket/runs."
+        ),
         _flag("tensorboard", bool, False, "Also write TensorBoard's event files into the run's folder."),
     ]
     fields = sorted(sections.pop(""), key=lambda field: field[0] not in ("data", "model", "lam", "density"))

@@ -303,7 +303,7 @@ def _one_sentence(path: str | Path, what: str = "is damaged or was not written b
     except OSError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split())[:300] or type(error).__name__  # a hostile file may choose its words
         raise ValueError(f"{path} {what}: {reason}") from error
 
 

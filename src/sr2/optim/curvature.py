@@ -35,8 +35,10 @@ def estimate_sigma0(
 ) -> float:
     """An estimate of L at the current point, positive and at most 1e12; buffers, generators and gradients stay.
 
-    Falls back to a finite difference along the gradient where the loss cannot be differentiated twice, and says so;
-    it is the way for DTensor parameters, since fully_shard gives the gradients of a whole layer at once.
+    Of several processes under DistributedDataParallel it is that of the mean of their losses: every product with the
+    Hessian is a mean, so that all take the same decisions. Falls back to a finite difference along the gradient where
+    the loss cannot be differentiated twice, and says so; it is the way for DTensor parameters, since fully_shard gives
+    the gradients of a whole layer at once.
 
     >>> from torch import nn
     >>> model, x = nn.Linear(3, 1, bias=False), torch.eye(3) * torch.tensor([1.0, 2.0, 5.0])
@@ -53,16 +55,16 @@ def estimate_sigma0(
             result = closure()
             if any(p.grad is not None for p in parameters):
                 _log.info("sigma_0 by finite differences along the gradient: the closure fills the gradients itself")
-                estimate = _along_gradient(closure, parameters)
+                estimate = _along_gradient(closure, parameters, together)
             else:
-                estimate = _largest_eigenvalue(mean_loss(result), parameters)
+                estimate = _largest_eigenvalue(mean_loss(result), parameters, together.mean)
         except RuntimeError as error:
             if "sparse" in str(error).lower():
                 raise ValueError(NO_SPARSE) from error
             if not _is_about_double_backward(error):
                 raise
             tell(f"sigma_0 by finite differences: no second derivative ({_first_line(error)})")
-            estimate = _along_gradient(closure, parameters)
+            estimate = _along_gradient(closure, parameters, together)
     return _usable(estimate)
 
 
@@ -103,7 +105,7 @@ def leaves_half(
     return sigma
 
 
-def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor]) -> float:
+def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor], mean: Callable[[Tensor], Tensor]) -> float:
     if _once_only([loss]):
         raise RuntimeError("a reentrant checkpoint cannot be differentiated twice")
     gradient = torch.autograd.grad(loss, list(parameters), create_graph=True, materialize_grads=True)
@@ -115,7 +117,8 @@ def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor]) -> float:
         raise RuntimeError("an operation marked once_differentiable cannot be differentiated twice")
 
     def product(v: Vector) -> Vector:
-        return list(torch.autograd.grad(gs, ps, grad_outputs=v, retain_graph=True, materialize_grads=True))
+        own = torch.autograd.grad(gs, ps, grad_outputs=v, retain_graph=True, materialize_grads=True)
+        return [mean(part) for part in own]
 
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(p.shape, generator=generator, dtype=p.dtype, device="cpu").to(p.device) for p in ps]
@@ -165,7 +168,8 @@ def _along_gradient(closure: Closure, parameters: Sequence[Tensor], together: Pr
     def gradient() -> Vector:
         loss_and_gradients(closure, parameters)
         gs = map(gradient_of, parameters)
-        return [torch.zeros_like(x) if g is None else g.clone() for x, g in zip(xs, gs, strict=True)]
+        own = [torch.zeros_like(x) if g is None else g.clone() for x, g in zip(xs, gs, strict=True)]
+        return own if together.mesh is not None else [together.mean(g) for g in own]
 
     def norm(vector: Vector) -> float:
         mine = [x for x, p in zip(vector, parameters, strict=True) if together.counts(p)]

@@ -57,8 +57,8 @@ class ProxSGD(ProximalOptimizer):
         capturable: bool = False,
     ) -> None:
         check_number("ProxSGD", "lr", lr, 0, open_low=True)
-        check_number("ProxSGD", "lr_decay", lr_decay, 0)
-        check_number("ProxSGD", "rho_decay", rho_decay, 0)
+        check_number("ProxSGD", "lr_decay", lr_decay, 0, 10)  # a power of t: Python would compute 5 ** 10**30
+        check_number("ProxSGD", "rho_decay", rho_decay, 0, 10)
         if rho is not None:
             check_number("ProxSGD", "rho", rho, 0, open_low=True)
         defaults: dict[str, Any] = {"lr": lr, "lr_decay": lr_decay, "rho": rho, "rho_decay": rho_decay}

@@ -94,8 +94,7 @@ def sigma_0(
     apart = parallel(module)
     with apart.no_sync() if apart is not None else nullcontext():
         estimate = estimate_sigma0(closure, module, parameters, together)
-    shared = torch.tensor(estimate, dtype=torch.float64, device=parameters[0].device)
-    return leaves_half(penalized, max(sigma_min, float(together.mean(shared))), together)
+    return leaves_half(penalized, max(sigma_min, estimate), together)
 
 
 def check_finite(loss: Tensor, together: Processes, *, strict: bool) -> None:
@@ -136,8 +135,8 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
     Forwards only, a few of them. In a metric that is made of gradients the largest curvature says little of the one
     along the step. A rho that says nothing (not finite, or rounding) moves sigma by a factor of at most 32.
 
-    >>> searched(lambda sigma: 1 - 3.0 / (2 * sigma), 1e-6)  # the curvature is 3
-    3.0
+    >>> searched(lambda sigma: 1 - 50.0 / (2 * sigma), 1e-6)  # the curvature is 50
+    50.0
     """
     sigma, low, high = FIRST, sigma_min, LARGEST
     for _ in range(TRIES):

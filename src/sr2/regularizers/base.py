@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import ClassVar, TypeGuard, overload
+from typing import Any, ClassVar, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -67,6 +67,14 @@ class Regularizer:
         """(a, b, c) if R(x) = a |x|_1 + b |x|_0 + c |x|^2 / 2: one fused kernel of the optimizers serves them all."""
         return None
 
+    @property
+    def chooses(self) -> tuple[Any, float] | None:
+        """(budget, c) if R is a budget of entries and c |x|^2 / 2: the same kernel serves, once the entries are chosen.
+
+        The budget has `keep(scores)` and `exceeded(xs)`, as `L0Ball` has.
+        """
+        return None
+
     # ---- what a regularizer writes: one tensor at a time, or a whole group
 
     def terms(self, x: Tensor) -> Tensor:
@@ -83,7 +91,7 @@ class Regularizer:
 
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         """The prox of a whole group, steps[i] for xs[i]. Unchecked: what an optimizer calls every step."""
-        return [like(self.prox_tensor(wide(x), _working_step(step, x)), x) for x, step in zip(xs, steps, strict=True)]
+        return [like(self.prox_tensor(wide(x), working_step(step, x)), x) for x, step in zip(xs, steps, strict=True)]
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
         """`decrease`, unchecked: what an optimizer calls every step. Worth writing where fewer passes give it."""
@@ -198,7 +206,7 @@ def check_regularizer(regularizer: object) -> None:
     """A Regularizer object or None; a class, a string or a number is a mistake worth naming."""
     if regularizer is not None and not isinstance(regularizer, Regularizer):
         raise TypeError(
-            f"regularizer must be a Regularizer such as L1(1e-4), or None, and is {regularizer!r}: "
+            f"regularizer must be a Regularizer such as L1(1e-4), or None, and is {shown(regularizer)}: "
             "write one by subclassing sr2.regularizers.Regularizer"
         )
 
@@ -213,20 +221,32 @@ def check_number(
     owner: object, name: str, value: object, low: float, high: float = math.inf, *, open_low: bool = False
 ) -> None:
     """low <= value < high (low < value where `open_low`), and a real number."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    is_number = is_real(value)
     if not is_number or not (low < value if open_low else low <= value) or not value < high:  # type: ignore[operator]
         what = owner if isinstance(owner, str) else type(owner).__name__
         bounds = f"{'above' if open_low else 'at least'} {low:g} and " + (
             "finite" if high == math.inf else f"below {high:g}"
         )
-        raise ValueError(f"{what}: {name} must be a number {bounds}, and is {value!r}")
+        raise ValueError(f"{what}: {name} must be a number {bounds}, and is {shown(value)}")
 
 
 def check_integer(owner: object, name: str, value: object, low: int) -> None:
     """An integer, low <= value."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
+    if not is_real(value) or not isinstance(value, Integral) or int(value) < low:
         what = owner if isinstance(owner, str) else type(owner).__name__
-        raise ValueError(f"{what}: {name} must be an integer of at least {low}, and is {value!r}")
+        raise ValueError(f"{what}: {name} must be an integer of at least {low}, and is {shown(value)}")
+
+
+def is_real(value: object) -> bool:
+    """Whether it is a number that torch takes: an integer of more than 64 bits is none."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and not (isinstance(value, Integral) and abs(int(value)) >= 2**63)
+
+
+def shown(value: object) -> str:
+    """What an error shows of a value: one line, not too long a one."""
+    words = " ".join(repr(value).split())
+    return words if len(words) <= 80 else f"{words[:77]}..."
 
 
 def check_share(share: object) -> Tensor:
@@ -290,7 +310,7 @@ def _check_positive(name: str, step: Step) -> None:
 # ---- precision and layout
 
 
-def _working_step(step: Step, x: Tensor) -> Step:
+def working_step(step: Step, x: Tensor) -> Step:
     """One step for all entries has float64's digits, as a Python float has: they are free. One per entry: x's."""
     if not isinstance(step, Tensor):
         return step

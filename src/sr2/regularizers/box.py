@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from .base import Regularizer, Step
+from .base import Regularizer, Step, is_real
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Box(Regularizer):
 
     def __post_init__(self) -> None:
         bounds: tuple[object, object] = (self.lo, self.hi)
-        numbers = all(isinstance(b, Real) and not isinstance(b, bool) for b in bounds)
+        numbers = all(map(is_real, bounds))
         if not numbers or not self.lo <= self.hi or self.lo == inf or self.hi == -inf:
             raise ValueError(
                 f"Box: lo and hi must be numbers with lo <= hi and a finite number between, and are "

@@ -36,6 +36,11 @@ class Budget(Regularizer):
         object.__setattr__(shrinking, "_share", check_share(share))
         return shrinking
 
+    @property
+    def shrinks(self) -> bool:
+        """Whether a strength was set: it is on its way to its own, or may be."""
+        return self._share is not None
+
     def _now(self, own: int | Tensor, everything: int | Tensor) -> int | Tensor:
         """The budget at this share; a number of the device where the share is one."""
         if self._share is None:

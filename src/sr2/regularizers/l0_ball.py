@@ -96,12 +96,29 @@ class L0Ball(Budget):
     def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
         if not xs:
             return []
+        outside = self.exceeded(xs)
+        return [torch.zeros_like(outside, dtype=torch.float64).masked_fill(outside, inf)]
+
+    def exceeded(self, xs: Sequence[Tensor]) -> Tensor:
+        """Whether these tensors have more than the budget, as a 0-dim tensor."""
         parts = self._parts(xs)
         counts = parts.counts
         nonzeros = [torch.count_nonzero(part).to(xs[0].device) for part in parts.nonzero(xs)]
         used = [count.clamp_min(least) for count, least in zip(nonzeros, self.floors(counts), strict=True)]
-        outside = torch.stack(used).sum() > self.budget(_sum(counts, xs[0].device))
-        return [torch.zeros_like(outside, dtype=torch.float64).masked_fill(outside, inf)]
+        found: Tensor = torch.stack(used).sum() > self.budget(_sum(counts, xs[0].device))
+        return found
+
+    @property
+    def chooses(self) -> tuple[L0Ball, float] | None:
+        return (self, 0.0) if self.groups is None and type(self) is L0Ball else None
+
+    def keep(self, scores: Sequence[Tensor]) -> Tensor:
+        """Of entries with these scores, a vector per tensor, those that are kept: booleans, laid end to end."""
+        counts = [len(s) for s in scores]
+        k = self.budget(sum(counts))
+        if isinstance(k, int) and k >= sum(counts):
+            return torch.ones(sum(counts), dtype=torch.bool, device=scores[0].device)
+        return _keep(scores, self.floors(counts), k)
 
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         if not xs:

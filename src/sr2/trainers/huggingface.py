@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 
 from ..optim.groups import param_groups
+from ..optim.processes import parallel
 from ..optim.sr2 import SR2
 from ..regularizers.base import Regularizer
 
@@ -66,6 +67,7 @@ class SR2Trainer(Trainer):
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
         parts, self._kept = self._kept, []
+        self._sr2.join(model)
         model.train()
 
         def closure() -> Tensor:
@@ -82,6 +84,12 @@ class SR2Trainer(Trainer):
 
 class _Taken(SR2):
     """SR2 whose step the trainer asks for once it is taken."""
+
+    def join(self, model: nn.Module) -> None:
+        """The trainer wraps the model after it has made the optimizer: all processes must decide alike."""
+        if parallel(model) is not None and self._module is not model:
+            self._module = model
+            self.__dict__.pop("_process_group", None)
 
     def step(self, closure: Any = None, objective: Any = None) -> Tensor:  # type: ignore[override]
         """Without a closure, nothing."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from sr2.experiments.run.config import RunConfig
+from sr2.experiments.run.files import read_json
 from sr2.experiments.run.stop import StoppedError, StopSignals
 from sr2.experiments.run.store import WEIGHTS, RunStore, read_run
-from sr2.experiments.run.trainer import Trainer
+from sr2.experiments.run.train import Trainer
 
 NET = """
 from torch import nn
@@ -37,6 +39,13 @@ def finish(config: RunConfig, store: RunStore, stops: Collection[int] = ()) -> T
             with contextlib.suppress(StoppedError):
                 list(trainer.run(on_step))
     return trainer
+
+
+def without_sums(folder: Path) -> None:
+    """A finished run as the first version left it, whose files may be changed."""
+    path = folder / "result.json"
+    kept = {name: value for name, value in read_json(path).items() if name != "files"}
+    path.write_text(json.dumps(kept))
 
 
 def same_run(one: Path, other: Path) -> None:

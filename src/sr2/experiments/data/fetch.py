@@ -144,14 +144,37 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
     return f"{name}: {folder / CACHE}, {spec.count}, good"
 
 
+def ensure(name: str, root: Path | None = None) -> None:
+    """Have a data set here, fetched by one process of this machine while others wait; a user's own is left alone."""
+    import fcntl
+
+    if ":" in name or spec_of(name).embedded is not None:
+        return
+    root = root or default_root()
+    folder = root / name
+    with _named(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "a")  # noqa: SIM115 - the lock lives as long as the file is open
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _listed(spec_of(name), root).present:
+            fetch(name, root)
+
+
+@contextlib.contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error.strerror}): choose another folder") from error
+
+
 @contextlib.contextmanager
 def _workshop(folder: Path) -> Iterator[Path]:
     """A temporary folder in the data set's own (the same disk), gone afterwards."""
-    try:
+    with _named(folder):
         folder.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written to ({error.strerror}): choose another folder") from error
     with temporary as path:
         inner = Path(path, "files")  # `find` looks beside a folder too: give it one with nothing beside
         inner.mkdir()

@@ -10,11 +10,12 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, short
 
 
 class _Told:
@@ -90,6 +91,21 @@ class _Unpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks to run {module}.{name}") from None
 
 
+_BUFFERS = frozenset(("BYTEARRAY8", "NEXT_BUFFER", "READONLY_BUFFER"))
+"""Opcodes of protocol 5, whose forged lengths leave CPython's own unpickler with a broken bytearray."""
+
+
+_MEMO = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
+
+
+def _check_opcodes(content: bytes) -> None:
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name in _BUFFERS:
+            raise pickle.UnpicklingError(f"it asks for {opcode.name}, which no official file does")
+        if opcode.name in _MEMO and int(argument or 0) > len(content):  # a table of that size would be made
+            raise pickle.UnpicklingError(f"it asks for a table of {argument} entries")
+
+
 def read_pickle(content: bytes, file: str) -> dict[str, Any]:
     """The dictionary in a pickle of arrays of bytes, lists, numbers and strings; all else is an error, and is not run.
 
@@ -98,10 +114,11 @@ def read_pickle(content: bytes, file: str) -> dict[str, Any]:
         file: what an error calls it.
     """
     try:
+        _check_opcodes(content)
         value = _Unpickler(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle fails in any way it likes
         raise UserError(
-            f"{file} is damaged or not an official file, and was not run ({error}): delete it and fetch it again"
+            f"{file} is damaged or not an official file, and was not run ({short(error)}): delete it and fetch it again"
         ) from error
     if not isinstance(value, dict):
         raise UserError(f"{file} holds a {type(value).__name__} and not a batch of images: fetch it again")

@@ -16,11 +16,11 @@ from ..errors import UserError
 from ..run.build import checked
 from ..run.config import RunConfig
 from ..run.files import write_file
+from ..run.one import train
 from ..run.problem import Problems
 from ..run.progress import Watch
 from ..run.stop import DivergedError, StoppedError, StopSignals
 from ..run.store import BusyError, RunRecord, find_runs
-from ..run.train import train
 from .cells import Cell, cells
 from .recipes import papers_settings
 

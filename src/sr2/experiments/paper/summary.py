@@ -64,12 +64,6 @@ def write_paper_report(records: Iterable[RunRecord], out: Path) -> Path:
     return page
 
 
-def report_runs(records: Sequence[RunRecord], out: Path) -> None:
-    """What `sr2 report` does with runs; those of the paper's cells have its numbers beside theirs."""
-    print_tables(build(records, reference()))
-    print(f"the report is {write_report(records, out, reference=reference())}")
-
-
 def print_and_write(records: Sequence[RunRecord], runs: Path, out: Path) -> None:
     """What `sr2 paper report` does with the runs of a folder."""
     if not records:

@@ -24,6 +24,7 @@ from . import registry
 from .config import FIRST_DEFAULTS, Precision, RunConfig
 from .network import AUTOCAST
 from .options import as_annotated, parameters, parse_pairs
+from .processes import started
 
 
 def make_regularizer(config: RunConfig) -> Regularizer | None:
@@ -88,7 +89,7 @@ def check_option(optimizer: str, name: str) -> None:
 def _given(config: RunConfig) -> dict[str, Any]:
     """What follows from the settings; an optimizer is told what it has an argument for."""
     given: dict[str, Any] = {"penalize": config.penalize, "autocast": AUTOCAST.get(config.precision)}
-    if torch.device(config.device).type == "cuda" and config.option("batch_growth") is None:
+    if torch.device(config.device).type == "cuda" and config.option("batch_growth") is None and started() == 1:
         given["capturable"] = True  # whole steps are replayed as CUDA graphs
     return given
 

@@ -6,17 +6,21 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from . import registry
 from .build import checked, make_regularizer, without_regularizer
 from .config import RunConfig, Settings, setting
+from .on_ray import Place, train_on_ray
+from .one import train
 from .options import parse
+from .processes import started
 from .progress import Watch
+from .shared import Folder, join
 from .stop import DivergedError, StoppedError, StopSignals
-from .train import train
+
+HERE = Place()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,19 +122,26 @@ def _check_each(grid: Grid, optimizers: Sequence[dict[str, Any]], regularizers: 
             make_regularizer(RunConfig(**regularizer, lam=lam))
 
 
-def compare(grid: Grid, root: Path, stop: StopSignals, tensorboard: bool = False) -> tuple[list[Path], list[str]]:
-    """Train the runs of a grid one after another.
+def compare(
+    grid: Grid, root: Folder, stop: StopSignals, tensorboard: bool = False, place: Place = HERE
+) -> tuple[list[Folder], list[str]]:
+    """Train the runs of a grid, one after another or side by side on a cluster.
 
     A run that diverges does not end the others.
 
     Returns:
         the folders of the finished runs, and a sentence for each that diverged.
     """
+    if started() > 1:
+        raise UserError("a grid is trained run by run, in one process each: use torchrun with `sr2 train`")
     runs, left_out = expand(grid)
     watch = Watch(len(runs))
     for sentence in left_out:
         watch.say(sentence)
-    done: list[Path] = []
+    if place.on == "ray":
+        lost = {run.key: sentence for run, sentence in train_on_ray(runs, root, place, watch, stop, tensorboard)}
+        return [join(root, run.key) for run in runs if run.key not in lost], list(lost.values())
+    done: list[Folder] = []
     failed: list[str] = []
     for run in runs:
         if stop.asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from ... import recalibrate
 from ...optim.capture import run_beside
 from ...zeros import sparsity
 from .problem import Problem
+from .processes import ALONE, Processes
 from .view import OptimizerView
 
 SMALL = 1e-3
@@ -21,14 +23,15 @@ SMALL = 1e-3
 
 
 @torch.no_grad()
-def evaluate(problem: Problem) -> tuple[float, float]:
-    """Mean loss and score over the test examples, in evaluation mode."""
+def evaluate(problem: Problem, together: Processes = ALONE) -> tuple[float, float]:
+    """Mean loss and score over the test examples, in evaluation mode; several processes share the batches."""
     problem.model.eval()
-    if problem.device.type == "cuda":
+    if problem.device.type == "cuda" and problem.together.size == 1:
         sums = problem.kept("captured sums", lambda: CapturedSums(problem))()
     else:
-        first, *others = (_sums(problem, x, y) for x, y in problem.test)
-        sums = sum(others, first)
+        mine = itertools.islice(problem.test, together.rank, None, together.size)
+        nothing = torch.zeros(1 + problem.statistics, dtype=torch.float64, device=problem.device)
+        sums = together.total(sum((_sums(problem, x, y) for x, y in mine), nothing))
     loss, *statistics = sums.tolist()
     count = problem.test.targets.numel()
     return loss / count, problem.task.value(statistics, count)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..data.cache import write_atomically
-from ..errors import UserError
+from ..errors import UserError, short
+from ..tasks import Score
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -77,15 +79,24 @@ def _check(path: Path, value: object, kind: Any) -> Any:
     return value
 
 
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object with the sum of its content, which `read_json` compares."""
+    content = {**value, _SUM: _sum_of(value)}
+    write_file(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
 def read_json(path: Path, missing: Any = _REQUIRED, kind: Any = object) -> Any:
     """The content of a JSON file, checked; `missing` where there is no file."""
     if missing is not _REQUIRED and not path.exists():
         return missing
     try:
         with named_errors(path, "read"):
-            return _check(path, json.loads(path.read_text(encoding="utf-8")), kind)
+            value = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(value, dict) and _SUM in value and value.pop(_SUM) != _sum_of(value):
+            raise UserError(f"{path} was changed since it was written: {way_out(path)}")
+        return _check(path, value, kind)
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {way_out(path)}") from error
+        raise UserError(f"{path} is damaged ({short(error)}): {way_out(path)}") from error
 
 
 def read_lines(path: Path, kind: Kind, change: Callable[[Any], Any]) -> list[dict[str, Any]]:
@@ -97,7 +108,36 @@ def read_lines(path: Path, kind: Kind, change: Callable[[Any], Any]) -> list[dic
             lines = path.read_text(encoding="utf-8").splitlines()
         return [_check(path, change(json.loads(line)), kind) for line in lines]
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {way_out(path)}") from error
+        raise UserError(f"{path} is damaged ({short(error)}): {way_out(path)}") from error
+
+
+_SUM = "sha256"
+"""The key of the sum of all others; files of the first version have none."""
+
+
+def _sum_of(value: dict[str, Any]) -> str:
+    """Of what is said, not of how it is written."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def check_sum(path: Path, result: Any) -> None:
+    """Whether a file is the one that the run has ended with, where its result says which."""
+    files = result.get("files") if isinstance(result, dict) else None
+    said = files.get(path.name) if isinstance(files, dict) else None
+    if said is None or not path.exists():
+        return
+    with named_errors(path, "read"):
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != said:
+        raise UserError(f"{path} was changed since the run ended: {way_out(path)}")
+
+
+def score_of(env: dict[str, Any]) -> Score:
+    """Runs that say nothing are of images with labels, as the first version had them."""
+    said = env.get("score")
+    if isinstance(said, dict) and all(isinstance(said.get(name), str) for name in ("name", "unit")):
+        return Score(said["name"], said["unit"])
+    return Score()
 
 
 def way_out(path: Path) -> str:

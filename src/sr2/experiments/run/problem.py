@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..models import build
 from .config import RunConfig
 from .network import Network, set_float32_arithmetic
+from .processes import ALONE, Processes, place
 
 EVAL_BATCH = 500
 T = TypeVar("T")
@@ -30,13 +31,15 @@ class Problem:
         batches: the training batches.
         test: the test examples, or those that are held out in their place; in order, not augmented.
         loss, outputs, arithmetic: of the network in the run's precision, see `Network`.
+        together: the processes that train it.
+        trained: the network as they train it, each on its part of a batch; with one process, the same network.
         statistics: how many numbers `task.statistics` has.
         targets_per_example: of an image one, its label; of a window as many as it has tokens.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
-        device = torch.device(config.device)
+    def __init__(self, config: RunConfig, together: Processes = ALONE) -> None:
+        self.config, self.together = config, together
+        device = place(config) if together.size > 1 else torch.device(config.device)
         on_cuda = device.type == "cuda"  # channels_last is the layout of cuDNN's fast kernels
         if on_cuda:
             _set_up_cuda(config.precision, config.deterministic)
@@ -57,8 +60,12 @@ class Problem:
         self.task = self.batches.task
         self.targets_per_example = self.batches.targets[0].numel()
         self.network = Network(model, device, config.precision, self.task, compiled=config.compile)
-        self.loss, self.outputs, self.arithmetic = self.network.loss, self.network.outputs, self.network.arithmetic
+        self.outputs, self.arithmetic = self.network.outputs, self.network.arithmetic
         self._check_forward(config, dataset.outputs)
+        self.trained = self.network
+        if together.size > 1:
+            self.trained = Network(together.wrap(model), device, config.precision, self.task)
+        self.loss = self.trained.loss
 
     def _build(self) -> nn.Module:
         """A network with the first weights; the generator is afterwards where it is at the start of a run."""
@@ -95,11 +102,18 @@ class Problem:
             self.model.train()
             try:
                 with self._failing(config, x, f" while training, {len(x)} in a batch"), torch.enable_grad():
+                    before = torch.get_rng_state()
                     depends = self.outputs(x).requires_grad
+                    drew = not torch.equal(before, torch.get_rng_state())
             finally:
                 self.model.eval()
         if not depends:
             raise UserError(f"the outputs of {config.model} while training do not depend on its parameters")
+        if drew and self.together.size > 1:
+            raise UserError(
+                f"{config.model} draws random numbers while training, as dropout does, and {self.together.size} "
+                "processes would draw others than one: train it in one process, or leave its dropout out"
+            )
 
     def _check_forward(self, config: RunConfig, outputs: int) -> None:
         """A network that does not fit the examples is said to be so before the first step."""

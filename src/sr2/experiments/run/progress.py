@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..tasks import Score
+from .processes import speaks
 from .runner import Metrics
-from .trainer import Trainer
+from .shared import Folder
+from .train import Trainer
 
 
 class Watch:
@@ -24,20 +25,20 @@ class Watch:
     """
 
     def __init__(self, total: int = 1) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False, soft_wrap=True, quiet=not speaks())
         self._number, self._total = 0, total
 
     def say(self, sentence: str) -> None:
         """A line above whatever is going on."""
         self.console.print(sentence, markup=False)
 
-    def skipped(self, path: Path, result: dict[str, Any], score: Score) -> None:
+    def skipped(self, path: Folder, result: dict[str, Any], score: Score) -> None:
         """A run that was finished before."""
         self._number += 1
-        said = f"{path.name} is finished already ({_result(result, score)})"
+        said = f"{str(path).rpartition('/')[2]} is finished already ({_result(result, score)})"
         self.say(f"{self._count()}{said}: delete {path} to train it again")
 
-    def finished(self, path: Path) -> None:
+    def finished(self, path: Folder) -> None:
         """A run that ended just now."""
         row, score = self._trainer.metrics[-1], self._trainer.problem.task.score
         row = {**row, score.name: row[f"test_{score.name}"], "held_out": self._trainer.config.hold_out}

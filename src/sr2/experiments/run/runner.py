@@ -47,9 +47,13 @@ class StepRunner:
         """Step on the next batch."""
         self._estimate_sigma()
         size = self.view.batch
-        x, y = self.problem.batches.make(self.plan[self.examples : self.examples + size])
+        x, y = self._batch()
         self._step(x, y)
         self.examples += size
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        """The next batch; of several processes each makes its part of it."""
+        return self.problem.batches.make(self.plan[self.problem.together.part(self.examples, self.view.batch)])
 
     def _step(self, x: Tensor, y: Tensor) -> None:
         parts = self._parts(y)
@@ -80,9 +84,9 @@ class StepRunner:
         """By `outputs`: a compiled loss, or one of weights that were cast together, cannot be differentiated twice."""
         if self.view.needs_sigma:
             problem = self.problem
-            x, y = problem.batches.make(self.plan[self.examples : self.examples + self.view.batch])
+            x, y = self._batch()
             parts = self._parts(y)
-            self.view.estimate_sigma(lambda: [problem.task.loss(problem.outputs(x[p]), y[p]) for p in parts])
+            self.view.estimate_sigma(lambda: [problem.task.loss(problem.trained.outputs(x[p]), y[p]) for p in parts])
 
     def _rho(self) -> tuple[Tensor, Tensor]:
         """The step's rho and 1, or zeros where there was no test."""
@@ -93,7 +97,7 @@ class StepRunner:
 
     def means(self) -> Metrics:
         """The epoch's means: loss, score, rho, and how its steps ended (None for optimizers without a test)."""
-        loss, rho, tested, *statistics = self.sums.tolist()
+        loss, rho, tested, *statistics = self._total().tolist()
         counts = {name: count - self.counts_before[name] for name, count in self.view.counts().items()}
         task, targets = self.problem.task, self.examples * self.problem.targets_per_example
         return {
@@ -105,9 +109,14 @@ class StepRunner:
             **{name: counts.get(name) for name in (*COUNTS, *(n for n in counts if n not in COUNTS))},
         }
 
+    def _total(self) -> Tensor:
+        """The sums over all processes; rho and the tests are the same in each."""
+        total = self.problem.together.total(self.sums)
+        return torch.cat([total[:1], self.sums[1:3], total[3:]])
+
     def state_dict(self) -> dict[str, Any]:
         """The sums, for a checkpoint within an epoch."""
-        return {name: getattr(self, name) for name in ("sums", "examples", "counts_before")}
+        return {"sums": self._total(), "examples": self.examples, "counts_before": self.counts_before}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from saved sums."""
@@ -115,6 +124,8 @@ class StepRunner:
             loss, right, rho, tested = state["sums"]
             state = {**state, "sums": torch.stack([loss, rho, tested, right]), "examples": state["images"]}
         self.sums, self.examples = state["sums"].to(self.problem.device), state["examples"]
+        if not self.problem.together.first:  # whose sums are the first one's now
+            self.sums[:1], self.sums[3:] = 0, 0
         self.counts_before = modern(state["counts_before"])
 
 

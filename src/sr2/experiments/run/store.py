@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ..data.cache import write_atomically
-from ..errors import UserError
+from ..errors import UserError, short
 from ..models import fingerprint
 from ..names import check_known
 from ..tasks import Score
@@ -32,20 +32,26 @@ from .config import RunConfig
 from .environment import environment
 from .files import (
     ENV,
+    check_sum,
     export_kind,
     named_errors,
     read_json,
     read_lines,
     result_kind,
     row_kind,
+    score_of,
     sweep_kind,
     way_out,
     write_file,
+    write_json,
 )
+from .processes import ALONE, Processes
 from .registry import REGULARIZERS
+from .shared import Folder, Shared
 from .view import modern
 
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+METRICS = "metrics.jsonl"
 WEIGHTS, AVERAGE = "weights.safetensors", "average.safetensors"
 Which = Literal["average", "last"]
 """Which weights of a run: the average of its iterates, or the last one."""
@@ -68,20 +74,12 @@ class RunRecord:
     @property
     def score(self) -> Score:
         """What the run was judged by: `result` has it under its name, `metrics` under test_ and its name."""
-        return _score(self.env)
+        return score_of(self.env)
 
     @property
     def test_score(self) -> str:
         """The name of the score of the test in `metrics`."""
         return f"test_{self.score.name}"
-
-
-def _score(env: dict[str, Any]) -> Score:
-    """Runs that say nothing are of images with labels, as the first version had them."""
-    said = env.get("score")
-    if isinstance(said, dict) and all(isinstance(said.get(name), str) for name in ("name", "unit")):
-        return Score(said["name"], said["unit"])
-    return Score()
 
 
 def modern_row(row: Any) -> Any:
@@ -103,13 +101,17 @@ def read_run(folder: Path) -> RunRecord:
         path = folder / "config.json"
         raise UserError(f"{path} is not the configuration of a run ({error}): {way_out(path)}") from error
     env = read_json(folder / "env.json", {}, ENV)
-    score = _score(env).name
+    score = score_of(env).name
+    result = read_json(folder / "result.json", None, result_kind(score))
+    rows = read_lines(folder / METRICS, row_kind(score), modern_row)
+    for name in (METRICS, "config.json", "env.json"):
+        check_sum(folder / name, result)
     return RunRecord(
         folder,
         made,
         env,
-        read_lines(folder / "metrics.jsonl", row_kind(score), modern_row),
-        read_json(folder / "result.json", None, result_kind(score)),
+        rows,
+        result,
         read_json(folder / "prune.json", None, sweep_kind(score)),
         read_json(folder / "export.json", None, export_kind(score)),
     )
@@ -151,10 +153,19 @@ class RunStore:
     Args:
         path: the run's folder.
         config: the run.
+        together: the processes that train it, of which the first one reads and writes.
+        shared: the folder behind an address that `path` is a copy of: what is written is sent there.
     """
 
-    def __init__(self, path: Path, config: RunConfig) -> None:
-        self.path, self.config = Path(path), config
+    def __init__(
+        self, path: Path, config: RunConfig, together: Processes = ALONE, shared: Shared | None = None
+    ) -> None:
+        self.path, self.config, self._together, self._shared = Path(path), config, together, shared
+
+    @property
+    def shown(self) -> Folder:
+        """The folder, as the user knows it."""
+        return self.path if self._shared is None else self._shared.name(self.path)
 
     # ---- one process at a time
 
@@ -163,6 +174,9 @@ class RunStore:
         """Hold the run; make its folder, and sweep up what a killed process was writing."""
         import fcntl
 
+        if not self._together.first:
+            yield
+            return
         self._check_own()
         with named_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -183,7 +197,7 @@ class RunStore:
 
     def _check_own(self) -> None:
         """Rows that were brought here without their checkpoint are not to be trained over."""
-        rows = self.path / "metrics.jsonl"
+        rows = self.path / METRICS
         if any((self.path / name).exists() for name in (".lock", CHECKPOINT, PREVIOUS)) or not rows.exists():
             return
         with named_errors(rows, "read"):
@@ -203,7 +217,7 @@ class RunStore:
 
     def check_network(self, model: nn.Module) -> None:
         """The user's own network is known by its name, and may be another one than the run was begun with."""
-        before = read_json(self.path / "env.json", {}, ENV).get("network")
+        before = read_json(self.path / "env.json", {}, ENV).get("network") if self._together.first else None
         if before is not None and before != fingerprint(model):
             raise UserError(
                 f"{self.path} was trained with another {self.config.model} than the code makes now: "
@@ -224,6 +238,8 @@ class RunStore:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Write a checkpoint with its checksum; the one before is kept. `torch.load` reads it too."""
+        if not self._together.first:
+            return
         buffer = io.BytesIO()
         torch.save(state, buffer)
         data = buffer.getbuffer()
@@ -234,18 +250,19 @@ class RunStore:
             if path.exists():  # killed between the two renames, the previous one is found
                 os.replace(path, self.path / PREVIOUS)
             os.replace(fresh, path)
+        self._send(path)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The newest checkpoint, None if there is none; a damaged one is a UserError. Nothing in it is executed."""
-        for name in (CHECKPOINT, PREVIOUS):
-            path = self.path / name
-            if path.exists():
-                return self._load(path)
-        return None
+        path = next((p for p in (self.path / CHECKPOINT, self.path / PREVIOUS) if p.exists()), None)
+        content = None
+        if path is not None and self._together.first:
+            with named_errors(path, "read"):
+                content = path.read_bytes()
+        content = self._together.from_first(content)
+        return None if content is None else self._load(path or self.path / CHECKPOINT, content)
 
-    def _load(self, path: Path) -> dict[str, Any]:
-        with named_errors(path, "read"):
-            content = path.read_bytes()
+    def _load(self, path: Path, content: bytes) -> dict[str, Any]:
         data, tail = content[:-_TAIL], content[-_TAIL:]
         whole = tail == _MARK + hashlib.sha256(data).hexdigest().encode() + b"\n"
         try:
@@ -260,7 +277,7 @@ class RunStore:
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         """All epochs so far."""
-        self._write("metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
+        self._write(METRICS, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
     def write_weights(self, state: dict[str, Tensor], name: str = WEIGHTS) -> None:
         """The network as safetensors; tied tensors are written under each of their names."""
@@ -281,8 +298,10 @@ class RunStore:
         return self.path / "certificate.json"
 
     def finish(self, result: dict[str, Any]) -> None:
-        """The last file of a run: from here on it is finished."""
-        self._write_json("result.json", result)
+        """The last file of a run, with the sums of those that will not change: from here on it is finished."""
+        files = [self.path / name for name in (WEIGHTS, AVERAGE, METRICS, "config.json", "env.json")]
+        sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.exists()}
+        self._write_json("result.json", {**result, "files": sums})
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -293,13 +312,21 @@ class RunStore:
     @property
     def score(self) -> Score:
         """What the run is judged by."""
-        return _score(read_json(self.path / "env.json", {}, ENV))
+        return score_of(read_json(self.path / "env.json", {}, ENV))
 
-    def _write_json(self, name: str, value: object) -> None:
-        self._write(name, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+    def _write_json(self, name: str, value: dict[str, Any]) -> None:
+        if self._together.first:
+            write_json(self.path / name, value)
+            self._send(self.path / name)
 
     def _write(self, name: str, data: bytes) -> None:
-        write_file(self.path / name, data)
+        if self._together.first:
+            write_file(self.path / name, data)
+            self._send(self.path / name)
+
+    def _send(self, path: Path) -> None:
+        if self._shared is not None:
+            self._shared.send(path)
 
 
 def weights_file(folder: Path, which: Which | None = None) -> Path:
@@ -315,7 +342,8 @@ def read_weights(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
     path = weights_file(folder, which)
     if not path.exists():
         raise UserError(f"{path} is not there: the run did not finish, or its weights were deleted")
+    check_sum(path, read_json(path.with_name("result.json"), {}))
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged ({error}): delete the folder and train the run again") from error
+        raise UserError(f"{path} is damaged ({short(error)}): delete the folder and train the run again") from error

@@ -1,13 +1,15 @@
 """The proximal step in one pass, for CUDA: x and v are read once, x + s and the kept x written once.
 
-For every R = a |x|_1 + b |x|_0 + c |x|^2 / 2 (`Regularizer.coefficients`), all groups in one launch: a table holds each
-tensor's addresses and coefficients, and each program takes one chunk of one tensor. The sums are taken in float64,
-chunk by chunk in a fixed order, so that the same input gives the same bits. `ByGroup` is its oracle and its fallback.
+For every R = a |x|_1 + b |x|_0 + c |x|^2 / 2 (`Regularizer.coefficients`), all groups in one launch, and in two where
+there is a budget of entries (`Regularizer.chooses`), which are chosen in between. A table holds each tensor's addresses
+and coefficients, and each program takes one chunk of one tensor. The sums are taken in float64, chunk by chunk in a
+fixed order, so that the same input gives the same bits. `ByGroup` is its oracle and its fallback.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +23,7 @@ from ..parts.testing import LARGEST
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
 from .base import FAR, Model, Proposal, settle_on_host, take_if
+from .chosen import Budgets, known
 from .moments import Moment, aligned, alike, dense, laid_like
 
 _F64 = torch.float64
@@ -29,6 +32,8 @@ CHUNK = 16384
 BLOCK = 512
 """Entries of one turn of its loop."""
 WARPS = 4
+MOVE, SCORE, MOVE_CHOSEN = 0, 1, 2
+"""What the kernel is to do: under a budget it is asked twice."""
 
 
 @functools.cache
@@ -54,6 +59,7 @@ class FusedMove:
         self._layout: tuple[Any, ...] = ()
         self._moments: list[Moment] = []
         self._judge: FusedJudge | None = None
+        self._budgets: Budgets | None = None
 
     @staticmethod
     def fits(proposals: Sequence[Proposal]) -> bool:
@@ -65,7 +71,7 @@ class FusedMove:
         return all(
             (p.metric is None or p.metric.adam is not None)
             and (p.direction is None or p.direction.beta is not None)
-            and p.regularizer.coefficients is not None
+            and known(p.regularizer) is not None
             and all(
                 x.dtype == g.dtype == torch.float32 and x.device == device and dense(x) and aligned(x)
                 for x, g in zip(p.xs, p.gs, strict=True)
@@ -96,8 +102,26 @@ class FusedMove:
         rows = [self._xs, self._gs, self._kept, *(row for m in self._moments for row in (m.olds, m.nexts))]
         pointers = [tuple(t.data_ptr() for t in ts) for ts in rows]
         self._pointers = self._table("pointers", pointers, torch.int64)
-        weights = [p.regularizer.coefficients for p in self.proposals for _ in p.xs]
+        weights = [known(p.regularizer) for p in self.proposals for _ in p.xs]
         self._weights = self._table("weights", weights, torch.float64)
+        budgets = Budgets.of(self.proposals, self._xs, self._budgets)
+        if budgets is not None:
+            self._run(step, budgets, SCORE)
+            budgets.choose()
+        self._budgets = budgets
+        self._run(step, budgets, MOVE if budgets is None else MOVE_CHOSEN)
+        self._moved = True
+        self.sums = self._partial.sum(dim=1)
+        vs, dR, ss, _, _, sBs = self.sums.unbind()
+        if budgets is not None:  # R(x) is infinite where a budget has shrunk, and R's decrease as `Reach` has it
+            forced = vs + sBs if budgets.shrink else torch.full_like(dR, math.inf)
+            dR.copy_(torch.where(budgets.exceeded(self.kept), forced, dR))
+        return Model(vs, dR, ss, sBs)
+
+    def _run(self, step: Tensor, budgets: Budgets | None, kind: int) -> None:
+        """One launch over all tensors."""
+        nothing = (self._sizes, self._partial, self._partial)  # which the kernel does not read
+        of_budgets = nothing if budgets is None else (budgets.offsets, budgets.scores, budgets.chosen)
         kernels().move[(self._chunks,)](
             self._pointers,
             self._weights,
@@ -111,19 +135,17 @@ class FusedMove:
             1 - self.momentum,
             1 - self.adam[0] if self.adam else 0.0,
             self.adam[1] if self.adam else 0.0,
+            *of_budgets,
             len(self._xs),
             self._chunks,
             MOMENTUM=bool(self.momentum),
             METRIC=self.adam is not None,
+            PASS=kind,
             CHUNK=CHUNK,
             BLOCK=BLOCK,
             num_warps=WARPS,
             enable_fp_fusion=False,  # x - step * v rounds twice, as in the path that is its oracle
         )
-        self._moved = True
-        self.sums = self._partial.sum(dim=1)
-        vs, dR, ss, _, _, sBs = self.sums.unbind()
-        return Model(vs, dR, ss, sBs)
 
     def _weights_of(self, name: str) -> Tensor:
         """1 - beta^t of an average; where there is none, the kernel does not read it."""
@@ -212,7 +234,7 @@ class FusedMove:
     def _lay_out(self, layout: tuple[Any, ...]) -> None:
         if capturing():
             raise RuntimeError("these tensors are new to the optimizer: take a step before capturing a CUDA graph")
-        self._layout = layout
+        self._layout, self._budgets = layout, None
         self._tables: dict[str, tuple[Any, Tensor]] = {}
         self._hosts: list[Tensor] = []
         device = self._xs[0].device

@@ -19,16 +19,22 @@ def move(
     m_newest,  # float32: 1 - beta
     q_newest,  # float32: 1 - beta of the metric
     eps,  # float32: of the metric
+    offsets,  # int64 (T): where the tensors of budgets lie in the next two, -1 for others
+    scores,  # float32: by which a budget chooses
+    chosen,  # int8: what it has chosen
     tensors,
     chunks,
     MOMENTUM: tl.constexpr,
     METRIC: tl.constexpr,
+    PASS: tl.constexpr,  # MOVE, or for budgets SCORE and then MOVE_CHOSEN
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """kept <- x,  x <- prox_{step R}(x - step v),  v = g, or m / (1 - beta^t) with next m = m + (1 - beta) (g - m).
 
     With METRIC the step is step / D, D = sqrt(q / (1 - beta^t)) + eps as in Adam, next q = q + (1 - beta) (g^2 - q).
+
+    Under a budget z is 0 where it is not chosen: a first pass writes |z| sqrt(D (1 + c step / D)) and nothing else.
     """
     program = tl.program_id(0)
     i = tl.load(chunk_tensor + program)
@@ -51,6 +57,12 @@ def move(
     c = tl.load(weights + 3 * i + 2)
     step = tl.load(step_pointer)
     left = tl.minimum(tl.load(sizes + i) - start, CHUNK).to(tl.int32)
+    if PASS != 0:
+        offset = tl.load(offsets + i)
+        first_score = tl.where(offset >= 0, offset, 0) + start
+        if PASS == 1:
+            left = tl.where(offset >= 0, left, 0)
+        free = tl.where(offset >= 0, 0, CHUNK).to(tl.int32)  # entries below are under no budget
 
     # z = argmin a|z| + b [z != 0] + c z^2 / 2 + (z - u)^2 / (2 step): shrink, then keep or drop.
     all_shrink = (a * step).to(tl.float32)
@@ -75,12 +87,14 @@ def move(
         if MOMENTUM:
             m = tl.load(m_pointer + entry, mask=inside, other=0.0)
             m = tl.where(m_newest < 0.5, m + m_newest * (g - m), g - (g - m) * (1.0 - m_newest))  # as torch.lerp
-            tl.store(next_pointer + entry, m, mask=inside)
+            if PASS != 1:
+                tl.store(next_pointer + entry, m, mask=inside)
             v = tl.div_rn(m, m_weight)
         if METRIC:
             q = tl.load(q_pointer + entry, mask=inside, other=0.0)
             q = tl.where(q_newest < 0.5, q + q_newest * (g * g - q), g * g - (g * g - q) * (1.0 - q_newest))
-            tl.store(next_q_pointer + entry, q, mask=inside)
+            if PASS != 1:
+                tl.store(next_q_pointer + entry, q, mask=inside)
             D = tl.sqrt_rn(tl.div_rn(q, q_weight)) + eps
             length = tl.div_rn(short, tl.where(inside, D, 1.0))
             shrink = a.to(tl.float32) * length
@@ -89,30 +103,39 @@ def move(
         u = x - length * v
         w = tl.div_rn(tl.abs(u) - shrink, scale)  # `/` would round to the nearest but one
         w = tl.where(w > drop, w, 0.0)
-        z = tl.where(u < 0.0, -w, w)
-        tl.store(kept_pointer + entry, x, mask=inside)
-        tl.store(x_pointer + entry, z, mask=inside)
-        s = z.to(tl.float64) - x.to(tl.float64)
-        vs += v.to(tl.float64) * s
-        ss += s * s
+        if PASS == 1:
+            if METRIC:
+                w = w * tl.sqrt_rn(tl.div_rn(scale, length))
+            tl.store(scores + first_score + entry, w, mask=inside)
+        else:
+            if PASS == 2:
+                keep = tl.load(chosen + first_score + entry, mask=inside & (entry >= free), other=1)
+                w = tl.where(keep != 0, w, 0.0)
+            z = tl.where(u < 0.0, -w, w)
+            tl.store(kept_pointer + entry, x, mask=inside)
+            tl.store(x_pointer + entry, z, mask=inside)
+            s = z.to(tl.float64) - x.to(tl.float64)
+            vs += v.to(tl.float64) * s
+            ss += s * s
+            if METRIC:
+                sBs += s * s / length.to(tl.float64)
+            if MOMENTUM:
+                noise += (g.to(tl.float64) - v.to(tl.float64)) * s
+            broken += (v - v != 0.0).to(tl.int32)
+            size += tl.abs(x).to(tl.float64) - tl.abs(z).to(tl.float64)
+            count += (x != 0.0).to(tl.int32) - (z != 0.0).to(tl.int32)
+            square -= s * (x.to(tl.float64) + z.to(tl.float64))
+    if PASS != 1:
+        tl.store(partial + program, tl.sum(vs, axis=0))
+        change = a * tl.sum(size, axis=0) + b * tl.sum(count, axis=0).to(tl.float64) + 0.5 * c * tl.sum(square, axis=0)
+        tl.store(partial + chunks + program, change)
+        tl.store(partial + 2 * chunks + program, tl.sum(ss, axis=0))
+        tl.store(partial + 3 * chunks + program, tl.sum(broken, axis=0).to(tl.float64))
+        tl.store(partial + 4 * chunks + program, tl.sum(noise, axis=0))
         if METRIC:
-            sBs += s * s / length.to(tl.float64)
-        if MOMENTUM:
-            noise += (g.to(tl.float64) - v.to(tl.float64)) * s
-        broken += (v - v != 0.0).to(tl.int32)
-        size += tl.abs(x).to(tl.float64) - tl.abs(z).to(tl.float64)
-        count += (x != 0.0).to(tl.int32) - (z != 0.0).to(tl.int32)
-        square -= s * (x.to(tl.float64) + z.to(tl.float64))
-    tl.store(partial + program, tl.sum(vs, axis=0))
-    change = a * tl.sum(size, axis=0) + b * tl.sum(count, axis=0).to(tl.float64) + 0.5 * c * tl.sum(square, axis=0)
-    tl.store(partial + chunks + program, change)
-    tl.store(partial + 2 * chunks + program, tl.sum(ss, axis=0))
-    tl.store(partial + 3 * chunks + program, tl.sum(broken, axis=0).to(tl.float64))
-    tl.store(partial + 4 * chunks + program, tl.sum(noise, axis=0))
-    if METRIC:
-        tl.store(partial + 5 * chunks + program, tl.sum(sBs, axis=0))
-    else:
-        tl.store(partial + 5 * chunks + program, tl.sum(ss, axis=0) / step)
+            tl.store(partial + 5 * chunks + program, tl.sum(sBs, axis=0))
+        else:
+            tl.store(partial + 5 * chunks + program, tl.sum(ss, axis=0) / step)
 
 
 @triton.jit
