@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from sr2.cli import main
+from sr2.experiments.run.files import read_json
 from sr2.experiments.run.store import WEIGHTS, RunRecord, find_runs
 from tests.experiments.tools.runs import NET, same_run
 
@@ -37,7 +37,7 @@ def only_run(root: str = "runs") -> RunRecord:
 
 
 def certified(record: RunRecord) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((record.path / "certificate.json").read_text())
+    found: dict[str, Any] = read_json(record.path / "certificate.json")
     return found
 
 
@@ -88,7 +88,9 @@ def test_training_is_the_same_with_and_without(flags: list[str], tmp_path: Path)
     same_run(one.path, other.path)
     assert one.prune == other.prune
     assert not (other.path / "certificate.json").exists()
-    results = [{k: v for k, v in (r.result or {}).items() if k not in ("config", "seconds")} for r in (one, other)]
+    results = [
+        {k: v for k, v in (r.result or {}).items() if k not in ("config", "seconds", "files")} for r in (one, other)
+    ]
     assert results[0] == results[1] != {}
 
 
