@@ -119,10 +119,16 @@ def test_links_lead_somewhere(page):
 def test_the_demo_is_the_makefiles():
     """The numbers that the page states about the demo are those of its command."""
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "--epochs 120" in recipe
-    assert "--momentum 0.9" in recipe
-    assert "proxgen,lr=0.3" in recipe
-    assert len(re.findall(r"^\| (?:l1|l0|none)\b.*1 × 120 \|$", README, re.MULTILINE)) == 18
+    (command,) = re.findall(r"sr2 compare (.*?--runs runs/demo)", recipe, re.DOTALL)
+    for flag in ("--epochs 30", "--seeds 0 1 2", "--densities 0.1 0.05 0.02"):
+        assert flag in command
+    for rate in ("adamw,lr=3e-3", "sgd,lr=0.3", "density=0.1,lr=0.1", "density=0.05,lr=0.1", "density=0.02,lr=1 "):
+        assert rate in command
+    for page in (README, (ROOT / "docs" / "results.md").read_text(encoding="utf-8")):
+        assert "AdamW 3e-3, SGD 0.3, GMP 0.1, at 98 % 1" in page
+        rows = re.findall(r"^\| (none|\d\d) .*\| (SGD|AdamW|GMP|SR2) \|.* 3 × 30 \|$", page, re.MULTILINE)
+        budgets = [(zeros, optimizer) for zeros in ("90", "95", "98") for optimizer in ("GMP", "SR2")]
+        assert rows == [("none", "SGD"), ("none", "AdamW"), *budgets]
 
 
 def test_the_citation_is_valid_yaml_with_the_paper():

@@ -179,6 +179,7 @@ def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
         "metric": next((name for name, kind in metrics.NAMES.items() if type(made.metric) is kind), "none"),
         "average": made.averaging is not None,
         "sigma_min": made.sigma_min,
+        "test_every": 1 if made.testing is None else getattr(made.testing, "k", "auto"),
     }
     if "direction" not in config.options:
         chosen["momentum"] = made.momentum
