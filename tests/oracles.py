@@ -170,6 +170,31 @@ def group_l0_metric(x: Array, step: Array, numbers: npt.NDArray[np.int64], lam: 
 # ---- parts of optimizers
 
 
+def ridge_budget(xs: Sequence[Array], steps: Sequence[Array], lam: float, k: int) -> list[Array]:
+    """The k entries that gain the most if they may be other than 0; of equal ones the first."""
+    x, t = (np.concatenate([a.ravel() for a in rows]) if rows else np.zeros(0) for rows in (xs, steps))
+    z = x / (1 + lam * t)  # where lam z + (z - x) / t = 0
+    gain = x**2 / (2 * t) - (lam / 2 * z**2 + (z - x) ** 2 / (2 * t))
+    out = np.zeros_like(x)
+    kept = np.argsort(-gain.round(12), kind="stable")[:k]
+    out[kept] = z[kept]
+    return _split(out, xs)
+
+
+def ridge_group_l2(x: Array, step: Array, numbers: npt.NDArray[np.int64], of_norms: float, lam: float) -> Array:
+    """Group by group the norm of z at which (of_norms / |z| + lam + 1 / t) z = x / t, by a root finder."""
+    out = np.zeros_like(x)
+    for number in np.unique(numbers):
+        own = numbers == number
+        u, t = x[own], step[own]
+        if np.linalg.norm(u / t) <= of_norms:  # 0 is a minimizer
+            continue
+        at = lambda norm: u / t / (of_norms / norm + lam + 1 / t)  # noqa: B023, E731 - used at once
+        norm = brentq(lambda n: np.linalg.norm(at(n)) / n - 1, 1e-12, 2 * np.linalg.norm(u) + 1e-12, xtol=1e-15)  # noqa: B023
+        out[own] = at(norm)
+    return out
+
+
 def soft(x: Array, t: Array | float) -> Array:
     """The prox of t |x|_1."""
     return np.sign(x) * np.maximum(np.abs(x) - t, 0)

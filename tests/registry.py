@@ -32,6 +32,7 @@ from sr2.regularizers import (
     Nuclear,
     Rank,
     Regularizer,
+    Ridge,
 )
 
 from . import oracles
@@ -82,6 +83,11 @@ class RegularizerCase:
     @property
     def diagonal(self) -> bool:
         return self.separable or self.metric_prox is not None
+
+    @property
+    def decomposes(self) -> bool:
+        """Whether the prox takes a matrix apart: all others have one step per entry."""
+        return not self.diagonal
 
     @property
     def name(self) -> str:
@@ -312,6 +318,73 @@ def _rank(r: int) -> RegularizerCase:
     )
 
 
+def _ridge(lam: float, beside: RegularizerCase | None = None) -> RegularizerCase:
+    """lam / 2 |x|^2, alone or beside a sum over entries: the prox by search, as of every such sum."""
+    other = beside or _separable(L1(0.0), np.zeros_like, np.zeros_like, lambda c: L1(0.0), convex=True)
+    penalty, slope, scaled = other.penalty, other.slope, other.scaled
+    assert penalty is not None
+    assert slope is not None
+    assert scaled is not None
+    return _separable(
+        Ridge(lam, None if beside is None else beside.regularizer),
+        penalty=lambda x: penalty(x) + lam / 2 * x**2,
+        slope=lambda u: slope(u) + lam * u,
+        scaled=lambda c: Ridge(c * lam, None if beside is None else scaled(c)),
+        convex=other.convex,
+        ties=[Tie([2.0, -1.0, 0.0], 1 / lam, [1.0, -0.5, 0.0])] if beside is None else (),
+    )
+
+
+def _ridge_budget(lam: float, k: int) -> RegularizerCase:
+    budget = _l0_ball(k=k)
+    assert budget.slow_value is not None
+    infinite = budget.slow_value
+    return RegularizerCase(
+        Ridge(lam, L0Ball(k=k)),
+        slow_value=lambda xs: infinite(xs) + lam / 2 * sum(float((x**2).sum()) for x in xs),
+        slow_prox=lambda xs, step: oracles.ridge_budget(xs, [np.full_like(x, step) for x in xs], lam, k),
+        metric_prox=lambda xs, steps: oracles.ridge_budget(xs, steps, lam, k),
+        ties=[Tie([1.0, -2.0, 2.0, 2.0, -2.0], 1 / lam, [0.0, -1.0, 1.0, 0.0, 0.0])] if k == 2 else (),
+    )
+
+
+def _ridge_groups(lam: float, of_norms: float) -> RegularizerCase:
+    def numbers(x: Array) -> Any:
+        return _numbers(x, "filters")
+
+    def metric_prox(xs: list[Array], steps: list[Array]) -> list[Array]:
+        return [oracles.ridge_group_l2(x, s, numbers(x), of_norms, lam) for x, s in zip(xs, steps, strict=True)]
+
+    def term(norm: float) -> float:
+        return of_norms * norm + lam / 2 * norm**2
+
+    return RegularizerCase(
+        Ridge(lam, GroupL2(of_norms)),
+        convex=True,
+        slow_value=lambda xs: sum(oracles.group_value(x, numbers(x), term) for x in xs),
+        slow_prox=lambda xs, step: metric_prox(xs, [np.full_like(x, step) for x in xs]),
+        metric_prox=metric_prox,
+        scaled=lambda c: Ridge(c * lam, GroupL2(c * of_norms)),
+    )
+
+
+def _ridge_nuclear(lam: float, of_norms: float) -> RegularizerCase:
+    def value(x: Array) -> float:
+        return of_norms * float(np.linalg.norm(oracles.as_matrix(x), "nuc")) + lam / 2 * float((x**2).sum())
+
+    def shrink(s: Array, step: float) -> Array:
+        """Of each singular value, whose squares sum to |x|^2: what the elastic net does to an entry."""
+        return np.maximum(s - of_norms * step, 0.0) / (1 + lam * step)
+
+    return RegularizerCase(
+        Ridge(lam, Nuclear(of_norms)),
+        convex=True,
+        slow_value=lambda xs: sum(value(x) for x in xs if x.size),
+        slow_prox=lambda xs, step: [oracles.singular_prox(x, lambda s: shrink(s, step)) for x in xs],
+        scaled=lambda c: Ridge(c * lam, Nuclear(c * of_norms)),
+    )
+
+
 REGULARIZERS: list[RegularizerCase] = [
     _l1(0.5),
     _l0(0.5),
@@ -363,6 +436,12 @@ REGULARIZERS: list[RegularizerCase] = [
     _nuclear(0.5),
     _rank(1),
     _rank(0),
+    _ridge(0.5),
+    _ridge(0.5, _l1(0.25)),
+    _ridge(0.25, _l0(0.5)),
+    _ridge_budget(0.5, k=2),
+    _ridge_groups(0.25, 0.5),
+    _ridge_nuclear(0.25, 0.5),
 ]
 
 ONE_OF_EACH = [c for i, c in enumerate(REGULARIZERS) if c.is_not_among(REGULARIZERS[:i])]
@@ -382,6 +461,7 @@ WRONG_REGULARIZERS: list[Wrong] = [
             Nuclear,
             GroupL2,
             GroupL0,
+            Ridge,
             lambda lam: Lp(lam, 0.5),
             lambda lam: MCP(lam, 2.0),
             lambda lam: SCAD(lam, 3.0),
@@ -393,6 +473,7 @@ WRONG_REGULARIZERS: list[Wrong] = [
     *(Wrong(lambda p=p: Lp(1.0, p), ValueError, "p must be a number above 0 and below 1") for p in (0, 1, -1, 2.0)),
     *(Wrong(lambda g=g: MCP(1.0, g), ValueError, "gamma must be a number above 0") for g in (0, -1, inf)),
     *(Wrong(lambda a=a: SCAD(1.0, a), ValueError, "a must be a number above 2") for a in (2, 1.0, inf)),
+    Wrong(lambda: Ridge(1.0, L1), TypeError, r"regularizer must be a Regularizer such as L1\(1e-4\)"),
     Wrong(lambda: Box(1.0, 0.0), ValueError, "lo <= hi"),
     Wrong(lambda: Box(float("nan"), 0.0), ValueError, "lo <= hi"),
     Wrong(lambda: Box("0", 1.0), ValueError, "must be numbers"),

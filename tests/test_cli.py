@@ -49,8 +49,12 @@ def test_help_has_groups_with_the_four_that_matter_first_and_real_defaults(capsy
     assert re.findall(r" --(\w+)", first) == ["help", "data", "model", "lam", "density"]
     assert len(groups) == 4
     for option, default in {
-        "eta2": "0.99",
-        "gamma1": "5.56",
+        "eta2": "0.99 in Algorithm 1",
+        "gamma1": "5.56 in Algorithm 1",
+        "rule": r"Tolerant\(.*\)",
+        "momentum": "SR2 0.9, ProxGEN 0.0,.*",
+        "metric": "SR2 adam, ProxGEN none, ProxSGD adam",
+        "test-every": "1",
         "sigma": "auto",
         "lr": "ProxGEN 0.001,.* ProxSGD 0.06,.* GMP 0.1",
     }.items():

@@ -41,6 +41,25 @@ def test_links_lead_somewhere(page):
         assert (ROOT / link).exists(), f"{page} links to {link}"
 
 
+def test_the_demo_is_the_makefiles():
+    """The numbers that the page states about the demo are those of its command."""
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (command,) = re.findall(r"sr2 compare (.*?--runs runs/demo)", recipe, re.DOTALL)
+    for flag in ("--epochs 30", "--seeds 0 1 2", "--densities 0.1 0.05 0.02"):
+        assert flag in command
+    for rate in ("adamw,lr=3e-3", "sgd,lr=0.3", "density=0.1,lr=0.1", "density=0.05,lr=0.1", "density=0.02,lr=1 "):
+        assert rate in command
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert "AdamW 3e-3, SGD 0.3, GMP 0.1, at 98 % 1" in page
+    rows = re.findall(r"^\| (none|\d\d) .*\| (SGD|AdamW|GMP|SR2) \| (\S+) .* 3 × 30 \|$", page, re.MULTILINE)
+    budgets = [(zeros, optimizer) for zeros in ("90", "95", "98") for optimizer in ("GMP", "SR2")]
+    assert [row[:2] for row in rows] == [("none", "SGD"), ("none", "AdamW"), *budgets]
+    (stated,) = re.findall(r"`make demo`\) \| (.*?) %", README)
+    found = [float(number.strip("*")) for number in stated.split(" / ")]
+    accuracies = [float(number.strip("*")) for _, optimizer, number in rows if optimizer == "SR2"]
+    assert found == [round(number, 1) for number in accuracies]
+
+
 def test_the_citation_is_valid_yaml_with_the_paper():
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     for line in ("cff-version: 1.2.0", f"version: {sr2.__version__}", "type: software", "license: MIT"):

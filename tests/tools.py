@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import sr2.experiments.host_reads
+from sr2 import SR2
 
 HostReads = functools.partial(sr2.experiments.host_reads.HostReads, "cpu")
 """Of the CPU's tensors, which stand for a device's."""
@@ -43,6 +44,11 @@ def small_network(dropout=True):
     torch.manual_seed(0)
     drop = nn.Dropout(0.4) if dropout else nn.Identity()
     return nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), drop, nn.Linear(16, 3))
+
+
+def algorithm_1(params, regularizer=None, **options):
+    """SR2 as Algorithm 1 has it: naming one of its constants brings the others, no metric, no momentum, no average."""
+    return SR2(params, regularizer, **{"eta1": 7.5e-4, **options})
 
 
 def forward_only(model, optimizer=None):

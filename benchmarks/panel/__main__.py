@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=["*"], help="patterns")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument(
-        "--own", nargs="*", default=["sr2", "sr2_adam_0.9", "sr2_adam_0.8"], help="methods that the table begins with"
+        "--own", nargs="*", default=["sr2", "sr2_steps", "sr2_paper"], help="methods that the table begins with"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)

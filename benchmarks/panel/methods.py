@@ -140,13 +140,14 @@ def recalibrate(problem: Problem) -> None:
         m.momentum = momentum
 
 
-def sr2(**options: Any) -> Method:
+def sr2(*, planned: bool = False, **options: Any) -> Method:
     """The library's SR2 with its average; the task's own penalty is a regularizer. Without options, as it comes."""
 
     def train(problem: Problem) -> Trained:
         from sr2 import L1, SR2
 
-        optimizer = SR2(problem.model, L1(problem.l1) if problem.l1 else None, average=True, **options)
+        given = options | ({"steps": problem.steps} if planned else {})
+        optimizer = SR2(problem.model, L1(problem.l1) if problem.l1 else None, **given)
         problem.model.train()
         for x, y in problem.batches():
             optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))  # type: ignore[misc]
@@ -166,12 +167,8 @@ def sr2(**options: Any) -> Method:
 
 
 def own() -> dict[str, Method]:
-    """SR2 as it comes, and with Adam's metric, momentum and the tolerant rule: the candidates for its defaults."""
-    from sr2.rules import Tolerant
-
-    adam: dict[str, Any] = {"metric": "adam", "momentum": 0.9}
-    candidates = {f"sr2_adam_{eta2:g}": sr2(rule=Tolerant(eta2=eta2), **adam) for eta2 in (0.9, 0.8)}
-    return {"sr2": sr2(), **candidates}
+    """SR2 as it comes, told how many steps there will be, and as Algorithm 1."""
+    return {"sr2": sr2(), "sr2_steps": sr2(planned=True), "sr2_paper": sr2(eta1=7.5e-4, average=True)}
 
 
 def baselines() -> dict[str, Method]:

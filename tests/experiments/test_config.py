@@ -116,7 +116,7 @@ def half() -> Average:
 
 
 FIRST = with_defaults(momentum=0.0, metric=None, average=False, eta1=7.5e-4)
-TOMORROW = with_defaults(momentum=0.9, metric="adam", average=True, rule=Tolerant())
+TOMORROW = with_defaults(momentum=0.9, metric="adam", average=True, rule=Tolerant(), test_every=4)
 
 
 @pytest.mark.parametrize("day", [FIRST, TOMORROW], ids=["first", "tomorrow"])
@@ -132,6 +132,8 @@ TOMORROW = with_defaults(momentum=0.9, metric="adam", average=True, rule=Toleran
         {"eta1": 7.5e-4, "average": True},
         {"direction": f"{__name__}:half", "momentum": 0.0},
         {"sigma_min": 0.1, "cooldown": 0.2},
+        {"test_every": 1.0},
+        {"test_every": "auto"},
     ],
     ids=str,
 )
@@ -160,6 +162,7 @@ def test_the_key_tells_every_setting_apart() -> None:
         "penalize": "all",
         "epochs": 1,
         "hold_out": 100,
+        "ridge": 0.5,
         "batch": 1,
         "seed": 1,
         "metric": "adam",
@@ -258,10 +261,6 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "tf32 on a CPU": ({"precision": "tf32"}, "use fp32 or bf16"),
     "an unknown precision": ({"precision": "fp8"}, "one of fp32, tf32, bf16"),
     "proxsgd with l0": ({"optimizer": "proxsgd", "regularizer": "l0"}, "not convex.*ProxSGD.*use SR2 or ProxGEN"),
-    "a metric with a rank": (
-        {"metric": "adam", "regularizer": "rank", "reg": ("r=2",)},
-        "one step per tensor.*use metric=None",
-    ),
     "an option of another": ({"optimizer": "proxsgd", "sigma": 1.0}, "no option sigma: its options are .*rho_decay"),
     "a cooldown of no steps": ({"cooldown": 0.0}, "a share of the run, as 0.2, and is 0"),
     "a cooldown of growing batches": (
@@ -306,6 +305,23 @@ def test_a_mistake_is_named_before_anything_starts(case: str) -> None:
     settings, words = MISTAKES[case]
     with pytest.raises(UserError, match=words):
         checked(RunConfig.of(**settings))
+
+
+def test_the_default_metric_serves_what_takes_one_step_per_tensor_too() -> None:
+    run = checked(RunConfig(regularizer="rank", reg=("r=2",)))
+    assert run.option("metric") == "adam"
+    assert checked(run.having(metric="adam")) == run
+
+
+def test_what_is_chosen_by_itself_is_written_out() -> None:
+    assert checked(RunConfig()).options == {
+        "metric": "adam",
+        "average": True,
+        "momentum": 0.9,
+        "rule": "sr2.rules:Tolerant",
+    }
+    assert checked(RunConfig.of(eta2=0.9)).options == {"eta2": 0.9}  # Algorithm 1, as in the first version
+    assert checked(RunConfig.of(rule="sr2.rules:Ratio")).options == {"rule": "sr2.rules:Ratio"}
 
 
 def test_auto_is_resolved_before_the_key() -> None:

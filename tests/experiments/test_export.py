@@ -17,7 +17,7 @@ from sr2.experiments.models import build
 from sr2.experiments.run import export
 from sr2.experiments.run.evaluate import evaluate
 from sr2.experiments.run.files import read_json
-from sr2.experiments.run.store import WEIGHTS, RunStore, read_run, read_weights
+from sr2.experiments.run.store import AVERAGE, WEIGHTS, RunStore, read_run, read_weights
 from sr2.experiments.run.trained import trained
 from sr2.export import load, measure, shrink
 from tests.experiments.tools.runs import without_sums
@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("0.weight", "1.weight", "1.bias"):
         weights[name][:8] = 0
     weights["6.weight"][torch.rand(weights["6.weight"].shape) < 0.9] = 0
-    RunStore(path, read_run(path).config).write_weights(weights)
+    RunStore(path, read_run(path).config).write_weights(weights, AVERAGE)  # which all commands take
     without_sums(path)
     return path
 
@@ -57,7 +57,7 @@ def test_shrink(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(word in said for word in ("bytes", "parameters", "macs", "milliseconds", "accuracy", "before", "after"))
     found, problem = row(run, "shrunk"), trained(run, "cpu")
     assert found["accuracy"]["before"] == found["accuracy"]["after"] == evaluate(problem)[1]
-    assert found["bytes"]["after"] < found["bytes"]["before"] == (run / WEIGHTS).stat().st_size
+    assert found["bytes"]["after"] < found["bytes"]["before"] == (run / AVERAGE).stat().st_size
     assert found["parameters"] == {"before": 24058, "after": 24058 - 8 * (9 + 2 + 32 * 9)}
     small = load(run / "shrunk.safetensors", build("cnn", 10, (1, 8, 8))).eval()
     x = next(iter(problem.test))[0]
@@ -130,7 +130,8 @@ def test_two_of_four_elsewhere_is_one_sentence(
 
 
 def test_a_run_without_weights_is_skipped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / WEIGHTS).unlink()
+    for name in (WEIGHTS, AVERAGE):
+        (run / name).unlink()
     assert main(["shrink", str(run)]) == 2
     said = capsys.readouterr().err
     assert "skipped" in said

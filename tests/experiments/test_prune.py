@@ -102,11 +102,13 @@ def test_a_trained_network_is_the_one_that_was_trained(tmp_path: Path, monkeypat
     assert main(["train", "--epochs", "1", "--batch", "400", "--model", "cnn", "--seed", "3"]) == 0
     (record,) = find_runs([Path("runs")])
     assert record.result is not None
-    run = trained(str(record.path), device="cpu")
-    assert not run.model.training
-    images, labels = next(iter(run.test))
-    right = (run.model(images).argmax(1) == labels).double().mean()
-    assert 100 * float(right) == pytest.approx(record.result["accuracy"])
+    for weights, name in ((None, "average_accuracy"), ("average", "average_accuracy"), ("last", "accuracy")):
+        run = trained(str(record.path), device="cpu", weights=weights)  # type: ignore[arg-type]
+        assert not run.model.training
+        images, labels = next(iter(run.test))
+        right = (run.model(images).argmax(1) == labels).double().mean()
+        assert 100 * float(right) == pytest.approx(record.result[name])
+    assert record.result["accuracy"] != record.result["average_accuracy"]
 
 
 def test_weights_of_another_network_are_said_to_be_so(

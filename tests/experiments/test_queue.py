@@ -220,8 +220,9 @@ def test_a_queue_that_is_killed_goes_on_to_the_same_bits(small: None) -> None:
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     assert any(not path.with_name("result.json").exists() for path in Path("runs").glob("*/checkpoint.pt"))
+    before = set(Path("runs").glob("*/result.json"))
     told = start()
-    wait_for(lambda: bool(list(Path("runs").glob("*/result.json"))))
+    wait_for(lambda: set(Path("runs").glob("*/result.json")) > before)
     told.terminate()
     assert "run the same command to go on" in told.communicate()[0]
     assert told.returncode == 130

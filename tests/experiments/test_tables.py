@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sr2.experiments.paper.recipes import recipe
 from sr2.experiments.paper.summary import reference, summary
-from sr2.experiments.report import formats, tables
+from sr2.experiments.report import charts, formats, tables
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.store import RunRecord
 from tests.experiments.tools.synthetic import demo_grid, make_run, seeds
@@ -171,3 +171,23 @@ def test_csv_reads_back_unrounded(grid: list[RunRecord], tmp_path: Path) -> None
     assert (ours["accuracy_paper"], ours["lam"], ours["epochs"]) == ("93.94", "0.0001", "2")
     missing = next(line for line in lines if line["status"] == "not run")
     assert (missing["accuracy"], missing["epochs"]) == ("", "")
+
+
+def test_a_baseline_that_prunes_stands_beside_the_same_budget(tmp_path: Path) -> None:
+    configs = [
+        RunConfig.of(optimizer="gmp", regularizer="none", density=0.05, lr=1.0),
+        RunConfig.of(optimizer="gmp", regularizer="none", density=0.1),
+        RunConfig.of(optimizer="adamw", regularizer="none"),
+        *(RunConfig(regularizer="l0_ball", reg=(f"density={density}",)) for density in (0.1, 0.05)),
+    ]
+    records = [make_run(tmp_path, dataclasses.replace(config, epochs=2)) for config in configs]
+    (table,) = tables.build(records)
+    assert [(row.penalty, row.config.optimizer, row.status, row.note) for row in table.rows] == [
+        ("l0_ball density=0.05", "gmp", "run", ""),
+        ("l0_ball density=0.05", "sr2", "run", ""),
+        ("l0_ball density=0.1", "gmp", "run", ""),
+        ("l0_ball density=0.1", "sr2", "run", ""),
+        ("none", "adamw", "run", ""),
+    ]
+    names = [plate.name for chart in charts.charts(records) for plate in chart.plates]
+    assert len(set(names)) == len(names)  # no file is written twice

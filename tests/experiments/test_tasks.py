@@ -148,17 +148,18 @@ def test_from_training_to_the_report(
     assert name == {"regression": "r2", "tokens": "accuracy"}[kind]
     assert record.metrics[1]["loss"] < record.metrics[0]["loss"]
     assert record.result is not None
-    assert record.result[name] == record.metrics[-1][f"test_{name}"]
-    assert (record.prune or {})["unpruned"][name] == record.result[name]
-    run = trained(record.path)
-    with torch.no_grad():
-        out, y = (torch.cat(parts) for parts in zip(*((run.outputs(x), y) for x, y in run.test), strict=True))
-    if kind == "regression":
-        assert record.result[name] == pytest.approx(r2_score(y, out[:, 0]), rel=1e-6)
-    else:
-        right = accuracy_score(y.flatten(), out.argmax(-1).flatten())
-        assert record.result[name] == pytest.approx(100 * right, rel=1e-9)
-    assert record.metrics[-1]["test_loss"] == pytest.approx(float(run.task.loss(out, y)), rel=1e-5)
+    assert (record.prune or {})["unpruned"][name] == record.result[f"average_{name}"]
+    for weights, of in (("last", ""), ("average", "average_")):
+        assert record.result[f"{of}{name}"] == record.metrics[-1][f"{of}test_{name}"]
+        run = trained(record.path, weights=weights)  # type: ignore[arg-type]
+        with torch.no_grad():
+            out, y = (torch.cat(parts) for parts in zip(*((run.outputs(x), y) for x, y in run.test), strict=True))
+        if kind == "regression":
+            assert record.result[f"{of}{name}"] == pytest.approx(r2_score(y, out[:, 0]), rel=1e-6)
+        else:
+            right = accuracy_score(y.flatten(), out.argmax(-1).flatten())
+            assert record.result[f"{of}{name}"] == pytest.approx(100 * right, rel=1e-9)
+        assert record.metrics[-1][f"{of}test_loss"] == pytest.approx(float(run.task.loss(out, y)), rel=1e-5)
     assert main(["train", *RUNS[kind], "--epochs", "2", "--optimizer", "proxgen", "--lr", "0.1"]) == 0
     capsys.readouterr()
     assert main(["report", "runs"]) == 0

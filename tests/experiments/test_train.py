@@ -20,7 +20,7 @@ from sr2.experiments.run.build import checked, make_optimizer
 from sr2.experiments.run.config import RunConfig
 from sr2.experiments.run.problem import Problem
 from sr2.experiments.run.stop import StopSignals
-from sr2.experiments.run.store import RunStore, find_runs, read_run, read_weights
+from sr2.experiments.run.store import AVERAGE, WEIGHTS, RunStore, find_runs, read_run, read_weights
 from sr2.experiments.run.train import Trainer
 
 ROW = [
@@ -37,6 +37,7 @@ ROW = [
         "small_pct",
     ),
     *("sigma", "rho", "batch", "accepted", "rejected", "null", "seconds"),
+    *("average_test_loss", "average_test_accuracy", "average_zero_pct", "average_small_pct"),
 ]
 
 
@@ -60,10 +61,10 @@ def test_a_run_leaves_what_it_promises(capsys: pytest.CaptureFixture[str]) -> No
     assert "epoch 2/2" in said
     assert re.search(r"accepted \d+ %", said)
     folder = only_run()
-    told = {"config.json", "env.json", "metrics.jsonl", "result.json", "prune.json", "weights.safetensors"}
+    told = {"config.json", "env.json", "metrics.jsonl", "result.json", "prune.json", WEIGHTS, AVERAGE}
     assert {p.name for p in folder.iterdir()} == {*told, "checkpoint.pt", "checkpoint.previous.pt", ".lock"}
     record = read_run(folder)
-    assert record.config == RunConfig.of(model="mlp", epochs=2, batch=200)
+    assert record.config == checked(RunConfig.of(model="mlp", epochs=2, batch=200))
     assert folder.name == record.config.key
     assert [list(row) for row in record.metrics] == [ROW, ROW]
     last, result, prune = record.metrics[-1], record.result, record.prune
@@ -71,8 +72,10 @@ def test_a_run_leaves_what_it_promises(capsys: pytest.CaptureFixture[str]) -> No
     assert prune is not None
     assert (last["epoch"], last["steps"], last["accepted"] + last["rejected"], last["null"]) == (2, 14, 7, 0)
     assert last["objective"] == last["loss"] + last["R"]
-    assert result["accuracy"] == last["test_accuracy"] == prune["unpruned"]["accuracy"]
-    assert result["zero_pct"] == last["zero_pct"] == prune["unpruned"]["sparsity_pct"]
+    assert result["accuracy"] == last["test_accuracy"]
+    assert result["zero_pct"] == last["zero_pct"]
+    assert result["average_accuracy"] == last["average_test_accuracy"] == prune["unpruned"]["accuracy"]
+    assert result["average_zero_pct"] == last["average_zero_pct"] == prune["unpruned"]["sparsity_pct"]
     assert (result["epochs"], result["stopped"], result["parameters"]) == (2, "epochs", 17226)
     histogram = result["histogram"]
     assert len(histogram["log10_edges"]) == len(histogram["counts"]) + 1 == 41
@@ -81,7 +84,7 @@ def test_a_run_leaves_what_it_promises(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_numbers_are_those_of_a_plain_loop() -> None:
-    assert train("--lam", "0.01") == 0
+    assert train("--lam", "0.002") == 0
     record = read_run(only_run())
     dataset = load("digits")
     torch.manual_seed(0)
@@ -104,12 +107,20 @@ def test_the_numbers_are_those_of_a_plain_loop() -> None:
         assert row["train_accuracy"] == pytest.approx(correct / 14)
         assert row["test_loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
         assert row["test_accuracy"] == pytest.approx(float((logits.argmax(1) == y).float().mean()) * 100, rel=1e-6)
-        assert row["R"] == pytest.approx(0.01 * sum(float(w.detach().double().abs().sum()) for w in weights), rel=1e-12)
+        assert row["R"] == pytest.approx(
+            0.002 * sum(float(w.detach().double().abs().sum()) for w in weights), rel=1e-12
+        )
         assert row["sigma"] == optimizer.sigma
         assert row["zero_pct"] == 100 * sparsity(model).fraction
         assert row["small_pct"] == 100 * sparsity(model, 1e-3).fraction
-    stored = read_weights(record.path)
-    assert all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
+    with optimizer.averaged():
+        assert same(read_weights(record.path, "average"), model)
+        assert not same(read_weights(record.path, "last"), model)
+    assert same(read_weights(record.path, "last"), model)
+
+
+def same(stored: dict[str, torch.Tensor], model: torch.nn.Module) -> bool:
+    return all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_a_finished_run_is_skipped_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +169,7 @@ def test_the_way_out_of_a_damaged_file_works(file: str, content: str, capsys: py
 
 
 def test_a_resume_writes_damaged_metrics_anew(capsys: pytest.CaptureFixture[str]) -> None:
-    config = RunConfig.of(model="mlp", epochs=2, batch=200)
+    config = checked(RunConfig.of(model="mlp", epochs=2, batch=200))
     store = RunStore(Path("runs") / config.key, config)
     with store.locked():
         trainer = Trainer(config, store, StopSignals())
@@ -207,8 +218,8 @@ def test_x_outside_the_domain_of_r_is_null_in_json() -> None:
 
 @pytest.mark.filterwarnings("default")
 def test_a_note_of_the_library_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("--regularizer", "l0_ball", "--reg", "density=0.1") == 0
-    assert capsys.readouterr().err.startswith("note: R(x_0) is infinite under L0Ball")
+    assert train("--regularizer", "box", "--reg", "lo=-0.01", "hi=0.01") == 0
+    assert re.fullmatch(r"note: R\(x_0\) is infinite under Box\(.*\n", capsys.readouterr().err)
 
 
 def test_a_loss_that_is_not_finite_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +235,9 @@ def test_a_loss_that_is_not_finite_is_a_sentence(capsys: pytest.CaptureFixture[s
         "    return torch.nn.Sequential(torch.nn.Flatten(), layer)\n"
     )
     assert train("--model", "broken:net") == 2
-    assert "stopped in epoch 1: the loss at x_t is" in capsys.readouterr().err
+    assert "stopped in epoch 1: the loss at x_0 is nan, and sigma_0 cannot be found" in capsys.readouterr().err
+    assert train("--model", "broken:net", "--sigma", "1") == 2
+    assert "stopped in epoch 1: the loss at x_t is nan" in capsys.readouterr().err
 
 
 def test_a_network_that_does_not_fit_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

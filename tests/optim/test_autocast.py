@@ -12,6 +12,7 @@ from torch import nn
 
 from sr2 import L1, SR2, BatchGrowth
 from sr2.optim.parts.rules import Rounding
+from tests.tools import algorithm_1
 
 BF16 = torch.bfloat16
 EPS = torch.finfo(BF16).eps
@@ -21,7 +22,7 @@ def train(autocast, capturable=False, epochs=40):
     torch.manual_seed(0)
     x, y = (torch.tensor(a) for a in load_digits(return_X_y=True))
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = SR2(model, L1(1e-5), momentum=0.9, autocast=autocast, capturable=capturable)
+    optimizer = algorithm_1(model, L1(1e-5), momentum=0.9, autocast=autocast, capturable=capturable)
     sigmas, losses = [], []
     for _ in range(epochs):
         for batch in torch.randperm(len(x)).split(128):
@@ -64,7 +65,7 @@ def test_capturable_decides_alike():
 @pytest.mark.parametrize("capturable", [False, True])
 def test_the_slack_is_a_share_of_f_and_at_least_that_of_the_loss(f, slack, capturable):
     x = nn.Parameter(torch.zeros(1))
-    optimizer = SR2([x], sigma=1.0, autocast=BF16, capturable=capturable)
+    optimizer = algorithm_1([x], sigma=1.0, autocast=BF16, capturable=capturable)
     optimizer.step(lambda: f + 1e-9 * x.sum())
     last = optimizer.last_step
     assert last.trial_loss == pytest.approx(f)
@@ -92,7 +93,7 @@ def test_the_slack_covers_what_rounded_logits_do_to_a_cross_entropy(size):
 @pytest.mark.parametrize(("f", "slack"), [(1.0, 2 * EPS), (2.0**-7, 2 * EPS * 2.0**-7 * 7 * math.log(2))])
 def test_what_rises_beyond_the_slack_is_rejected(f, slack, share, accepted):
     x = nn.Parameter(torch.zeros(1))
-    optimizer = SR2([x], sigma=1.0, autocast=BF16)
+    optimizer = algorithm_1([x], sigma=1.0, autocast=BF16)
     optimizer.step(lambda: f - 1e-9 * x.sum() + share * slack * (x.detach() != 0).float().sum())
     assert optimizer.last_step.accepted == accepted
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from sr2 import L0, L1, SR2, recalibrate_, sparsity
 from sr2.averaging import Averaging, Polynomial
-from sr2.optim.moves.base import toward
+from sr2.optim.parts.averaging import move_toward
 
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(5, 16, 6, generator=DRAW), torch.randint(3, (5, 16), generator=DRAW)
@@ -103,7 +103,7 @@ def test_of_bfloat16_parameters_it_moves_by_less_than_1_in_256(looking):
     x, state = low[None].clone(), {}
     for t in range(1, 401):
         x.fill_(low if t == 1 else high)
-        Polynomial(0.0).update([x], {x: state}, torch.tensor(t), partial(toward, looking=looking))
+        Polynomial(0.0).update([x], {x: state}, torch.tensor(t), partial(move_toward, looking=looking))
     assert state["average"].dtype == torch.float32
     assert float(state["average"]) == pytest.approx(1 + 399 / 400 / 128, abs=1e-5)
 

@@ -134,11 +134,10 @@ def test_a_convex_regularizer_is_asked_for(case, R):
     assert len(optimizer.param_groups) == 1
 
 
-def test_proxsgd_takes_a_convex_regularizer_that_is_not_separable_without_a_metric():
+@pytest.mark.parametrize("metric", [None, "adam"])
+def test_proxsgd_takes_a_convex_regularizer_that_couples_entries(metric):
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
-    with pytest.raises(ValueError, match=r"Nuclear\(lam=0.1\) takes one step per tensor.*metric=None"):
-        ProxSGD(model, Nuclear(0.1))
-    optimizer = ProxSGD(model, Nuclear(0.1), metric=None)
+    optimizer = ProxSGD(model, Nuclear(0.1), metric=metric)
     before = model.weight.detach().clone()
     optimizer.step(lambda: model(x).square().mean())
     assert not torch.equal(model.weight, before)

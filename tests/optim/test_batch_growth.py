@@ -11,6 +11,7 @@ from torch import nn
 from sr2 import L1, SR2, BatchGrowth
 from sr2.optim.closure.losses import loss_and_gradients
 from sr2.optim.theory.batch_growth import GradientNoise
+from tests.tools import algorithm_1
 
 rng = np.random.default_rng(0)
 N = 256
@@ -213,7 +214,7 @@ def test_the_same_bits_as_without_growth(closure):
     ends = []
     for growth in (None, BatchGrowth(1e9, 16)):
         x = nn.Parameter(torch.full((6,), 2.0, dtype=torch.float64))
-        optimizer = SR2([x], L1(0.01), sigma=0.1, batch_growth=growth)
+        optimizer = algorithm_1([x], L1(0.01), sigma=0.1, batch_growth=growth)
         generator = torch.Generator().manual_seed(3)
         for _ in range(40):
             rows = torch.randperm(N, generator=generator)[:16]

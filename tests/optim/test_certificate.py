@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sr2 import L1, SR2, GroupL2, ProxGEN, certificate
+from sr2 import L1, GroupL2, ProxGEN, certificate
 from sr2.optim.theory.certificate import Estimate
+from tests.tools import algorithm_1
 
 N, D, LAM, SIGMA = 96, 5, 0.1, 6.0
 
@@ -76,7 +77,7 @@ def slow(x, A, b, rows, lam, sigma, L, eta1=7.5e-4):
 @pytest.mark.parametrize("seed", range(4))
 def test_every_number_and_the_inequality(sigma, seed):
     model, data, A, b, rows = problem(seed)
-    found = certificate(model, data, SR2(model, L1(LAM), sigma=sigma), loss=F.mse_loss)
+    found = certificate(model, data, algorithm_1(model, L1(LAM), sigma=sigma), loss=F.mse_loss)
     first = np.linalg.eigvalsh(2 * A[rows[0]].T @ A[rows[0]] / 8)[-1]
     assert found.lipschitz == pytest.approx(first, rel=0.05)
     x = model.weight.detach().numpy()[0]
@@ -96,7 +97,7 @@ def test_every_number_and_the_inequality(sigma, seed):
 
 def test_some_of_those_were_rejected():
     model, data, *_ = problem(0)
-    found = certificate(model, data, SR2(model, L1(LAM), sigma=2.2), loss=F.mse_loss)
+    found = certificate(model, data, algorithm_1(model, L1(LAM), sigma=2.2), loss=F.mse_loss)
     assert 2 < found.accepted < found.batches
 
 
@@ -107,12 +108,12 @@ def test_at_the_solution_the_residual_is_zero_and_the_noise_remains():
         x = soft(x - 2 * A.T @ (A @ x - b) / N / 10, LAM / 10)
     with torch.no_grad():
         model.weight.copy_(torch.tensor(x)[None])
-    found = certificate(model, data, SR2(model, L1(LAM), sigma=SIGMA), loss=F.mse_loss)
+    found = certificate(model, data, algorithm_1(model, L1(LAM), sigma=SIGMA), loss=F.mse_loss)
     assert found.residual < 1e-9
     assert found.variance_term.mean > 0.1
     # the full batch has no noise: both terms vanish there
     whole = [(torch.tensor(A), torch.tensor(b)[:, None])]
-    found = certificate(model, whole, SR2(model, L1(LAM), sigma=SIGMA), loss=F.mse_loss)
+    found = certificate(model, whole, algorithm_1(model, L1(LAM), sigma=SIGMA), loss=F.mse_loss)
     assert found.bound < 1e-16
     assert math.isnan(found.step_term.half_width)  # one draw knows no spread
 
@@ -120,7 +121,7 @@ def test_at_the_solution_the_residual_is_zero_and_the_noise_remains():
 def test_the_intervals_cover():
     """Draws of batches, against the expectation over all of them: about 95 % of the intervals hold it."""
     model, _, A, b, _ = problem(3)
-    optimizer = SR2(model, L1(LAM), sigma=40.0)
+    optimizer = algorithm_1(model, L1(LAM), sigma=40.0)
     rng = np.random.default_rng(1)
     x = model.weight.detach().numpy()[0]
     many = slow(x, A, b, rng.integers(N, size=(20000, 4)), LAM, 40.0, 0.0)
@@ -157,7 +158,7 @@ def test_nothing_is_moved(capturable, loader):
     data = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 32, 8)]
     if loader:
         data = DataLoader(TensorDataset(x, y), 8, shuffle=True)
-    optimizer = SR2(model, L1(1e-3), eta2=0.5, capturable=capturable)
+    optimizer = algorithm_1(model, L1(1e-3), eta2=0.5, capturable=capturable)
     for _ in range(5):
         optimizer.step(lambda: F.cross_entropy(model(x), y))
     next(iter(model.parameters())).grad = None
@@ -187,7 +188,7 @@ def test_nothing_is_moved(capturable, loader):
 
 def test_before_the_first_step_sigma_is_estimated_and_not_kept():
     model, data, *_ = problem(0)
-    optimizer = SR2(model, L1(LAM))
+    optimizer = algorithm_1(model, L1(LAM))
     found = certificate(model, data, optimizer, loss=F.mse_loss)
     assert found.sigma == found.lipschitz
     assert math.isnan(optimizer.sigma)
@@ -199,7 +200,7 @@ def test_several_groups():
     torch.manual_seed(1)
     model = nn.Linear(4, 3).double()
     x, y = torch.randn(16, 4).double(), torch.randn(16, 3).double()
-    found = certificate(model, [(x, y)], SR2(model, GroupL2(0.1, "rows"), sigma=3.0), loss=F.mse_loss)
+    found = certificate(model, [(x, y)], algorithm_1(model, GroupL2(0.1, "rows"), sigma=3.0), loss=F.mse_loss)
     gw, gb = torch.autograd.grad(F.mse_loss(model(x), y), [model.weight, model.bias])
     u = model.weight - gw / 3
     z = u * (1 - 0.1 / 3 / u.norm(dim=1, keepdim=True)).clamp_min(0)
@@ -209,7 +210,7 @@ def test_several_groups():
 
 def test_it_prints_and_is_plain_data():
     model, data, *_ = problem(0)
-    found = certificate(model, data, SR2(model, L1(LAM), sigma=SIGMA), loss=F.mse_loss)
+    found = certificate(model, data, algorithm_1(model, L1(LAM), sigma=SIGMA), loss=F.mse_loss)
     words = str(found)
     for name in (
         "E dist(0, dF(x + s))^2 at most",
@@ -227,13 +228,13 @@ def test_it_prints_and_is_plain_data():
 def test_errors():
     model, data, *_ = problem(0)
     with pytest.raises(ValueError, match="at least one batch"):
-        certificate(model, [], SR2(model))
+        certificate(model, [], algorithm_1(model))
     with pytest.raises(ValueError, match="at least one batch"):
-        certificate(model, iter(()), SR2(model))
+        certificate(model, iter(()), algorithm_1(model))
     with pytest.raises(ValueError, match="momentum=0 and metric=None"):
-        certificate(model, data, SR2(model, momentum=0.9), loss=F.mse_loss)
+        certificate(model, data, algorithm_1(model, momentum=0.9), loss=F.mse_loss)
     with pytest.raises(ValueError, match="momentum=0 and metric=None"):
-        certificate(model, data, SR2(model, metric="adam"), loss=F.mse_loss)
+        certificate(model, data, algorithm_1(model, metric="adam"), loss=F.mse_loss)
     with pytest.raises(TypeError, match="needs the SR2 that trains the model, and got a ProxGEN"):
         certificate(model, data, ProxGEN(model, L1(0.1), lr=0.1), loss=F.mse_loss)
 
@@ -246,7 +247,7 @@ def test_an_interrupt_in_a_certificate_leaves_x():
             raise KeyboardInterrupt
 
     model, x, y = nn.Linear(10, 3), torch.randn(8, 10), torch.arange(8) % 3
-    optimizer = SR2(model, Interrupted(0.1), sigma=5.0)
+    optimizer = algorithm_1(model, Interrupted(0.1), sigma=5.0)
     before = model.weight.detach().clone()
     with pytest.raises(KeyboardInterrupt):
         certificate(model, [(x, y)], optimizer)

@@ -15,6 +15,7 @@ from sr2.optim.moves.fused import FusedMove
 from sr2.optim.state import Outcome
 from sr2.rules import Ratio, Tolerant
 from tests.optimizers import BASELINES, named
+from tests.tools import algorithm_1
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -55,7 +56,7 @@ def test_the_fused_step_is_the_step(regularizer, sigma):
         torch.manual_seed(3)
         model = network().to(memory_format=torch.channels_last)
         model[9].weight.data[:3] = 0.0
-        optimizer = SR2(model, regularizer, sigma=sigma, capturable=True)  # its step is a tensor, as the kernel's
+        optimizer = algorithm_1(model, regularizer, sigma=sigma, capturable=True)  # a step as the kernel's: a tensor
         for p in model.parameters():
             p.grad = torch.randn_like(p)
         return optimizer._proposals()
@@ -84,7 +85,8 @@ def train(capture, steps=200, momentum=0.0, regularizer=None, dropout=0.3, metri
     model, (xs, ys) = network(dropout), data()
     x, y = xs[0].clone(), ys[0].clone()
     if optimizer is None:
-        opt = SR2(model, regularizer or L0(1e-4), sigma=0.3, momentum=momentum, metric=metric, capturable=capture)
+        options = {"sigma": 0.3, "momentum": momentum, "metric": metric, "capturable": capture}
+        opt = algorithm_1(model, regularizer or L0(1e-4), **options)
     else:
         opt = optimizer(model, capture)
     torch.manual_seed(5)
@@ -130,6 +132,25 @@ def test_captured_is_eager(momentum, metric, dropout):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     for a, b in zip(model_e.parameters(), model_c.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_captured_is_eager_with_the_defaults():
+    """For as long as the last bits of the metric's divisions stay where they are."""
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+    def make(m, c):
+        return SR2(m, L0(1e-4), sigma=100.0, capturable=c)
+
+    _, opt_e, losses_e, rows_e = train(False, steps=15, dropout=0.0, optimizer=make)
+    _, opt_c, losses_c, rows_c = train(True, steps=15, dropout=0.0, optimizer=make)
+    assert opt_e.counts == opt_c.counts
+    assert float(losses_e[-1]) < float(losses_e[0])
+    for i, (e, c, le, lc) in enumerate(zip(rows_e, rows_c, losses_e, losses_c, strict=True)):
+        assert e.accepted == (None if c[8] else bool(c[7])), i
+        assert math.isclose(e.sigma, float(c[3]), rel_tol=1e-12), i
+        if i != 3:
+            assert math.isclose(float(le), float(lc), rel_tol=1e-3, abs_tol=1e-5), i
 
 
 def test_captured_is_eager_with_the_slack_of_autocast():
@@ -210,7 +231,7 @@ def test_a_nan_trial_leaks_nowhere_under_replay(fused):
     poison.fill_(1.0)
     sigma, counts = optimizer.sigma, optimizer.counts
     step()
-    assert optimizer.sigma == pytest.approx(5.56 * sigma)
+    assert optimizer.sigma == pytest.approx(optimizer.rule.gamma1 * sigma)
     assert optimizer.counts["rejected"] == counts["rejected"] + 1
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(bool(b.isfinite().all()) for b in model.buffers())
@@ -227,7 +248,7 @@ def test_replay_moves_buffers_once_and_draws_one_mask():
     x, y = xs[0].clone(), ys[0].clone()
     masks = []
     model[6].register_forward_hook(lambda _m, _i, out: masks.append(out == 0))
-    optimizer = SR2(model, L0(1e-4), sigma=50.0, capturable=True)
+    optimizer = SR2(model, L0(1e-4), sigma=5e3, capturable=True)  # a step so short that relu gives the same zeros
     step = CapturedStep(optimizer, lambda: optimizer.step(lambda: F.cross_entropy(model(x), y)))
     first, second = masks[-2:]  # of the capture: replay fills them
     seen = []

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import L1, SR2
+from sr2 import L1
 from sr2.regularizers import Regularizer
-from tests.tools import remembered
+from tests.tools import algorithm_1, remembered
 
 C = 3.0
 
@@ -41,7 +41,7 @@ def problem(curvature=5.0):
 @pytest.mark.parametrize("foreach", [False, True])
 def test_below_the_threshold_a_step_is_rejected_and_above_it_they_work(nothing, capturable, foreach):
     x, f = problem()
-    optimizer = SR2([x], NegativeQuadratic(C, nothing), sigma=1e-3, foreach=foreach, capturable=capturable)
+    optimizer = algorithm_1([x], NegativeQuadratic(C, nothing), sigma=1e-3, foreach=foreach, capturable=capturable)
     start, sigma = x.detach().clone(), 1e-3
     while sigma <= C:
         optimizer.step(f)
@@ -63,7 +63,7 @@ def test_below_the_threshold_a_step_is_rejected_and_above_it_they_work(nothing, 
 def test_exactly_at_the_threshold():
     """sigma = c: the model is linear, and has no minimizer either. The paper's 1/lambda must be passed, not met."""
     x, f = problem()
-    optimizer = SR2([x], NegativeQuadratic(C), sigma=C)
+    optimizer = algorithm_1([x], NegativeQuadratic(C), sigma=C)
     optimizer.step(f)
     assert optimizer.last_step.accepted is False
     assert optimizer.sigma > C
@@ -73,7 +73,7 @@ def test_exactly_at_the_threshold():
 def test_a_momentum_step_below_the_threshold_raises_sigma_too(capturable):
     """A model without a minimizer is rejected, with momentum as without."""
     x, f = problem()
-    optimizer = SR2([x], NegativeQuadratic(C), sigma=20.0, momentum=0.9, capturable=capturable)
+    optimizer = algorithm_1([x], NegativeQuadratic(C), sigma=20.0, momentum=0.9, capturable=capturable)
     for _ in range(3):
         optimizer.step(f)
     assert optimizer.counts["accepted"] == 3
@@ -90,7 +90,7 @@ def test_the_other_groups_are_put_back_too(capturable):
     x, f = problem()
     y = nn.Parameter(torch.ones(4, dtype=torch.float64))
     groups = [{"params": [x]}, {"params": [y], "regularizer": L1(0.1)}]
-    optimizer = SR2(groups, NegativeQuadratic(C), sigma=1.0, capturable=capturable)
+    optimizer = algorithm_1(groups, NegativeQuadratic(C), sigma=1.0, capturable=capturable)
     optimizer.step(lambda: f() + y.square().sum())
     assert optimizer.last_step.accepted is False
     assert torch.equal(y.detach(), torch.ones(4, dtype=torch.float64))
@@ -105,7 +105,7 @@ def test_the_first_theorem_with_its_threshold():
     for curvature, eta2 in ((5.0, 0.9), (3.5, 0.1)):
         x, f = problem(curvature)
         sigma = max(curvature / (1 - eta2), C * 1.001)
-        optimizer = SR2([x], NegativeQuadratic(C), sigma=sigma, sigma_min=sigma, eta2=eta2)
+        optimizer = algorithm_1([x], NegativeQuadratic(C), sigma=sigma, sigma_min=sigma, eta2=eta2)
         for _ in range(10):
             optimizer.step(f)
             assert optimizer.last_step.accepted
@@ -120,8 +120,8 @@ def test_a_gradient_that_is_not_finite_is_still_no_rejection():
         return f() + (x - x.detach()).abs().sqrt().sum()  # 0 with an infinite slope
 
     with pytest.raises(FloatingPointError, match="its gradient is not"):
-        SR2([x], NegativeQuadratic(C), sigma=1.0).step(broken)
-    optimizer = SR2([x], NegativeQuadratic(C), sigma=1.0, capturable=True)
+        algorithm_1([x], NegativeQuadratic(C), sigma=1.0).step(broken)
+    optimizer = algorithm_1([x], NegativeQuadratic(C), sigma=1.0, capturable=True)
     optimizer.step(broken)
     assert optimizer.counts == {"accepted": 0, "rejected": 0, "null": 0, "broken": 1}
     assert optimizer.sigma == 1.0

@@ -101,7 +101,7 @@ def test_a_first_step_that_fails_chooses_nothing():
     assert optimizer.rule.gamma3 == gamma3_for(10.0 * 150)
 
 
-@pytest.mark.parametrize("value", ["slow", "0.8", None, [0.8], True], ids=str)
+@pytest.mark.parametrize("value", ["slow", "0.8", [0.8], True], ids=str)
 def test_anything_else_is_an_error(value):
     with pytest.raises(ValueError, match=re.escape(f"gamma3 must be a number or 'auto', and is {value!r}")):
         SR2(problem()[0], gamma3=value)

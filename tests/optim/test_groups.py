@@ -8,6 +8,7 @@ from torch import nn
 
 from sr2 import L0, L1, SR2, L0Ball, ProxGEN, ProxSGD, param_groups
 from tests.optimizers import OPTIMIZERS, named
+from tests.tools import algorithm_1
 
 every = pytest.mark.parametrize("case", OPTIMIZERS, ids=named)
 
@@ -167,11 +168,15 @@ def test_repr():
         "  group 1: 3 tensors, 18 parameters, no regularizer",
         ")",
     ]
-    first = repr(SR2(model, L1(1e-4), sigma=2.0, momentum=0.9, metric="adam")).splitlines()[0]
+    first = repr(algorithm_1(model, L1(1e-4), sigma=2.0, momentum=0.9, metric="adam")).splitlines()[0]
     assert first.startswith(
         "SR2(sigma=2, sigma_min=1e-06, rule=Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3='auto')"
     )
     assert "direction=Average(momentum=0.9), metric=Adam(beta=0.999, eps=1e-08)" in first
+    assert repr(SR2(model)).splitlines()[0] == (
+        "SR2(sigma=auto, sigma_min=1e-06, rule=Tolerant(rise=1.0, eta2=0.9, gamma1=1.5, gamma3=0.98), "
+        "direction=Average(momentum=0.9), metric=Adam(beta=0.999, eps=1e-08), averaging=Polynomial(k=8.0)"
+    )
     assert repr(ProxGEN(model, L0(1e-3), lr=0.1, weight_decay=0.5)).startswith(
         "ProxGEN(lr=0.1, momentum=0, weight_decay=0.5\n  group 0: 3 tensors, 112 parameters, L0(lam=0.001)\n"
     )

@@ -1,10 +1,20 @@
-"""Budgets and groups in a diagonal metric: SR2 and ProxGEN step to the exact prox with one step per entry."""
+"""Budgets and groups in a diagonal metric: SR2 and ProxGEN step to the exact prox with one step per entry.
 
+An R that couples the entries of a tensor has one number per tensor, or per group: the root mean square of the metric.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from sr2 import NM, SR2, GroupL0, GroupL2, L0Ball, ProxGEN
+from sr2 import NM, SR2, GroupL0, GroupL2, L0Ball, Nuclear, ProxGEN, Rank
+from sr2.optim.parts.metrics import one_number
+from sr2.regularizers import Regularizer
+from sr2.rules import Tolerant
+from tests.tools import algorithm_1
 
 
 def problem():
@@ -23,12 +33,31 @@ REGULARIZERS = [
 ]
 
 
+@dataclass(frozen=True)
+class Norm(Regularizer):
+    """lam |x| of the whole group at once, as a user writes it: it couples tensors."""
+
+    lam: float
+    convex = True
+
+    def terms_of(self, xs):
+        return [self.lam * torch.cat([x.double().flatten() for x in xs]).norm()]
+
+    def prox_of(self, xs, steps):
+        assert len({float(step) for step in steps}) == 1  # one for all, or it is no prox
+        norm = torch.cat([x.double().flatten() for x in xs]).norm()
+        return [(x * (1 - self.lam * float(steps[0]) / norm).clamp_min(0)).to(x.dtype) for x in xs]
+
+
+COUPLED = [Nuclear(1e-2), Rank(2), Norm(1e-3)]
+
+
 @pytest.mark.filterwarnings("ignore:R\\(x_0\\) is infinite")
-@pytest.mark.parametrize("R", REGULARIZERS, ids=repr)
+@pytest.mark.parametrize("R", REGULARIZERS + COUPLED, ids=repr)
 @pytest.mark.parametrize("metric", ["adam", "rmsprop", "andrei"])
 def test_sr2_descends(R, metric):
     model, loss = problem()
-    optimizer = SR2(model, R, metric=metric)
+    optimizer = algorithm_1(model, R, metric=metric)
     weights = [p for p in model.parameters() if p.dim() > 1]
     first = loss().detach() + R.value(R.prox(weights, 1.0))
     for _ in range(15):
@@ -50,6 +79,35 @@ def test_the_step_is_the_prox_in_the_metric(R):
     for x, z in zip(weights, expected, strict=True):
         torch.testing.assert_close(x.detach(), z, rtol=1e-4, atol=1e-5)
         assert ((x == 0) == (z == 0)).float().mean() > 0.99  # Adam's average rounds g^2, and near ties may turn
+
+
+@pytest.mark.parametrize("R", COUPLED, ids=repr)
+@pytest.mark.parametrize("kind", [ProxGEN, SR2])
+def test_where_r_couples_entries_the_metric_is_one_number(R, kind):
+    """The first step with Adam's metric: d = rms(|g| + eps) of each tensor, or of the group, by numpy."""
+    model, loss = problem()
+    model.eval()  # the optimizer is given tensors, and protects no statistics of batch norm
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    with torch.no_grad():
+        for x, z in zip(weights, R.prox(weights, 1e-3), strict=True):
+            x.copy_(z)
+    gs = torch.autograd.grad(loss(), weights)
+    D = [np.abs(g.double().numpy()) + 1e-8 for g in gs]
+    if isinstance(R, Norm):
+        D = [np.concatenate([d.ravel() for d in D])] * len(D)
+    steps = [torch.tensor(0.1 / np.sqrt((d**2).mean())) for d in D]
+    expected = R.prox([x.detach() - s * g for x, s, g in zip(weights, steps, gs, strict=True)], steps)
+    options = {"lr": 0.1} if kind is ProxGEN else {"sigma": 10.0, "rule": Tolerant(rise=1e9)}
+    kind(weights, R, metric="adam", **options).step(loss)
+    for x, z in zip(weights, expected, strict=True):
+        torch.testing.assert_close(x.detach(), z, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_tensor", [True, False])
+def test_one_number(by_tensor):
+    D = [torch.tensor([3.0, 4.0]), torch.tensor([[1.0]]), torch.zeros(0)]
+    found = [float(d) for d in one_number(D, by_tensor)]
+    assert found == pytest.approx([12.5**0.5, 1.0, 0.0] if by_tensor else [(26 / 3) ** 0.5] * 3)
 
 
 @pytest.mark.parametrize("R", [L0Ball(density=0.1), L0Ball(density=0.5, groups="filters"), NM(1, 4)], ids=repr)

@@ -13,6 +13,7 @@ from torch import nn
 
 from sr2 import L0, L1, SR2, BatchGrowth, ProxGEN
 from tests.optimizers import OPTIMIZERS, named
+from tests.tools import algorithm_1
 
 every = pytest.mark.parametrize("case", OPTIMIZERS, ids=named)
 
@@ -64,7 +65,7 @@ def shallow(model):
 @pytest.mark.parametrize("write", [drawn, noisy, shallow])
 def test_it_is_said_at_the_first_rejection(write):
     model = network()
-    optimizer = SR2(model, L1(1e-4))
+    optimizer = algorithm_1(model, L1(1e-4))
     closure = write(model)
     with pytest.warns(UserWarning, match=r"gave .* and then .* at the same x.*draw the batch outside it") as seen:
         train(optimizer, lambda: closure, 60)
@@ -127,7 +128,7 @@ def test_an_interrupt_of_the_third_call_leaves_the_step_done(momentum):
 def test_a_reflection_is_silent():
     """f(x + s) = f(x) where sigma is half of the curvature."""
     x = nn.Parameter(torch.randn(5))
-    optimizer = SR2([x], sigma=1.0)
+    optimizer = algorithm_1([x], sigma=1.0)
     silent(optimizer, lambda: x.square().sum(), 1)
     assert optimizer.last_step.trial_loss == optimizer.last_step.loss
 

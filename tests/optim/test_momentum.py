@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sr2 import L0, L1, SR2
+from tests.tools import algorithm_1
 
 
 def quadratic(diagonal, start=1.0):
@@ -21,7 +22,7 @@ def test_rho_is_the_curvature_whatever_the_noise(seed, capturable):
     """f(x, xi) = c x^2 / 2 + xi'x: without a penalty, rho = 1 - c / (2 sigma) for every draw of xi."""
     torch.manual_seed(seed)
     c, x = 3.0, nn.Parameter(torch.randn(5, dtype=torch.float64))
-    optimizer = SR2([x], sigma=4.0, momentum=0.9, capturable=capturable)
+    optimizer = algorithm_1([x], sigma=4.0, momentum=0.9, capturable=capturable)
     for _ in range(20):
         xi = 10 * torch.randn(5, dtype=torch.float64)
         optimizer.step(lambda xi=xi: c * x.square().sum() / 2 + (xi * x).sum())
@@ -34,7 +35,7 @@ def test_rho_is_the_curvature_whatever_the_noise(seed, capturable):
 def test_the_decrease_that_counts_is_that_of_f_with_gradient_v(R):
     torch.manual_seed(0)
     a, x = torch.randn(6, 4, dtype=torch.float64), nn.Parameter(torch.randn(4, dtype=torch.float64))
-    optimizer = SR2([x], R, sigma=30.0, momentum=0.7)
+    optimizer = algorithm_1([x], R, sigma=30.0, momentum=0.7)
     m = torch.zeros(4, dtype=torch.float64)
     for t in range(1, 15):
         xi, old = torch.randn(6, dtype=torch.float64), x.detach().clone()
@@ -57,7 +58,7 @@ def test_the_decrease_that_counts_is_that_of_f_with_gradient_v(R):
 
 def test_a_full_objective_is_tested_as_it_is():
     x, _, f = quadratic([1.0])
-    optimizer = SR2([x], sigma=2.0, momentum=0.9)
+    optimizer = algorithm_1([x], sigma=2.0, momentum=0.9)
     for xi in (5.0, -5.0, 5.0):
         before = f().item()
         optimizer.step(lambda xi=xi: f() + xi * x.sum(), objective=f)
@@ -124,7 +125,7 @@ def test_sigma_stays_bounded_where_momentum_overshoots(R):
 def test_v_is_the_bias_corrected_average():
     x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     gs = [torch.tensor(g, dtype=torch.float64) for g in ([1.0, 2.0], [3.0, -1.0], [0.5, 0.5])]
-    optimizer = SR2([x], sigma=1e3, momentum=0.8)
+    optimizer = algorithm_1([x], sigma=1e3, momentum=0.8)
     m = torch.zeros(2, dtype=torch.float64)
     for t, g in enumerate(gs, start=1):
         m = 0.8 * m + 0.2 * g

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, NM, SR2, Box, L0Ball, Nuclear, Rank
+from tests.tools import algorithm_1
 
 NAN, INF = math.nan, math.inf
 X = torch.randn(24, 8, generator=torch.Generator().manual_seed(1))
@@ -80,7 +81,7 @@ def test_a_trial_that_is_not_finite_is_rejected(bad, foreach, R):
 @pytest.mark.parametrize("R", [None, L1(1.0), L0(1.0), Box(-INF, INF)], ids=repr)
 def test_a_step_that_overflows_is_rejected(R, foreach):
     x = nn.Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = SR2([x], R, sigma=1e-30, sigma_min=1e-30, foreach=foreach)
+    optimizer = algorithm_1([x], R, sigma=1e-30, sigma_min=1e-30, foreach=foreach)
     norms = []
     for _ in range(80):
         before = x.detach().clone()
@@ -174,7 +175,7 @@ def test_a_gradient_that_is_not_finite_under_a_regularizer_that_is_not_separable
 def test_a_trial_that_overflows_under_a_regularizer_that_is_not_separable(R):
     w = nn.Parameter(R.prox(torch.randn(4, 4), 1.0))
     before = w.detach().clone()
-    optimizer = SR2([w], R, sigma=1e-6)
+    optimizer = algorithm_1([w], R, sigma=1e-6)
     optimizer.step(lambda: 1e36 * w.sum())
     assert optimizer.last_step.accepted is False
     assert torch.equal(w, before)
@@ -286,7 +287,7 @@ def test_sigma_does_not_run_away_at_convergence_in_float32(R, momentum):
     torch.manual_seed(4)
     A, y = torch.randn(40, 10), 3 + torch.randn(40)
     x = nn.Parameter(torch.randn(10))
-    optimizer = SR2([x], R, sigma=1.0, momentum=momentum)
+    optimizer = algorithm_1([x], R, sigma=1.0, momentum=momentum)
     L = torch.linalg.eigvalsh(A.T @ A / 40)[-1].item()
     f = lambda: (A @ x - y).square().mean() / 2  # noqa: E731
     for _ in range(800):
@@ -299,7 +300,7 @@ def test_sigma_does_not_run_away_at_convergence_in_float32(R, momentum):
 def test_the_slack_is_in_both_parts_of_rho():
     """A step far below the rounding of f: actual is 0, predicted 1e-18, and rho is near 1, not 0 and not 2000."""
     x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = SR2([x], sigma=1.0)
+    optimizer = algorithm_1([x], sigma=1.0)
     optimizer.step(lambda: 1.0 + 1e-9 * x.sum())
     last = optimizer.last_step
     assert last.actual == 0.0

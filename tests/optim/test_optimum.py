@@ -31,7 +31,14 @@ def run(model, closure, R, steps, **options):
     return optimizer
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"metric": "adam"}], ids=str)
+PAPER = {"eta1": 7.5e-4}  # which brings the rest of Algorithm 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, PAPER, {**PAPER, "momentum": 0.9}, {**PAPER, "metric": "adam"}],
+    ids=["", "paper", "momentum", "adam"],
+)
 def test_lasso(options):
     from sklearn.linear_model import Lasso
 
@@ -83,9 +90,11 @@ def test_logistic_l1():
     [
         (L0(0.05), {}),
         (Lp(0.05, 0.5), {}),
-        (Lp(0.05, 0.3), {}),
-        (L0(0.05), {"momentum": 0.9}),
-        (Lp(0.05, 0.5), {"metric": "rmsprop"}),
+        (L0(0.05), PAPER),
+        (Lp(0.05, 0.5), PAPER),
+        (Lp(0.05, 0.3), PAPER),
+        (L0(0.05), {**PAPER, "momentum": 0.9}),
+        (Lp(0.05, 0.5), {**PAPER, "metric": "rmsprop"}),
     ],
     ids=str,
 )

@@ -61,7 +61,9 @@ def test_several_groups_have_their_own_regularizers(kind, foreach):
         {"params": [b], "regularizer": None},
         {"params": [c]},
     ]
-    optimizer = kind(groups, L1(0.1), foreach=foreach, **({"lr": 0.5} if kind is ProxGEN else {"sigma": 2.0}))
+    optimizer = kind(
+        groups, L1(0.1), foreach=foreach, **({"lr": 0.5} if kind is ProxGEN else {"sigma": 2.0, "eta1": 7.5e-4})
+    )
     optimizer.step(lambda: 1e-3 * (a + b + c).sum())
     step = 0.5
     assert a.tolist() == pytest.approx([0.0, 1.0 - step * 1e-3])

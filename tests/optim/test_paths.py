@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sr2 import L0, L1, SR2, L0Ball, Lp
-from sr2.optim.moves.fused import _laid_like
+from sr2.optim.moves.moments import laid_like
 from sr2.optim.parts.rules import Evidence
 from tests.optimizers import BASELINES, OPTIMIZERS, SETS, named
 from tests.registry import FEW
@@ -53,7 +53,7 @@ PAIRS = [
     (case, R, options)
     for R in REGULARIZERS
     for case, options in SETS
-    if case.takes(R, options) and (isinstance(R, L1) or not options.startswith("momentum "))  # both together: once
+    if case.takes(R) and (isinstance(R, L1) or not options.startswith("momentum "))  # both together: once
 ]
 
 
@@ -146,9 +146,9 @@ def test_one_host_read_per_step(case, R, options, foreach, monkeypatch):
 
     with HostReads(of_the_host=case.on_host(optimizer)) as reads:
 
-        def counting(*args):
+        def counting(*args, **options):
             before.append(list(reads.seen))
-            return gather(*args)
+            return gather(*args, **options)
 
         monkeypatch.setattr(Evidence, "gather", counting)
         optimizer.step(f)
@@ -174,8 +174,8 @@ def test_the_kernel_copies_no_gradient_that_lies_as_its_parameter_does():
     x = torch.randn(8, 4, 1, 1).to(memory_format=torch.channels_last)
     same, other = torch.randn(8, 4, 1, 1), torch.randn(4, 8, 1, 1).transpose(0, 1)
     assert x.stride() != same.stride()
-    assert _laid_like(same, x) is same
-    laid = _laid_like(other, x)
+    assert laid_like(same, x) is same
+    laid = laid_like(other, x)
     assert laid is not other
     assert torch.equal(laid, other)
     assert laid.stride() == x.stride()

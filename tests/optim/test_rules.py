@@ -11,8 +11,8 @@ from sr2 import L0, L1, SR2, L0Ball, certificate, rules
 from sr2.directions import Average
 from sr2.metrics import Adam
 from sr2.optim.moves.fused import FusedMove
-from sr2.rules import Ratio, Rule, Verdict
-from tests.tools import HostReads, same_bits
+from sr2.rules import Ratio, Rule, Tolerant, Verdict
+from tests.tools import HostReads, algorithm_1, same_bits
 
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(16, 6, generator=DRAW), torch.randint(3, (16,), generator=DRAW)
@@ -52,7 +52,8 @@ def model():
 
 def run(rule, steps=5, regularizer=None, **options):
     network = model()
-    optimizer = SR2(network, regularizer or L1(1e-3), rule=rule, **{"sigma": 5.0, **options})
+    plain = {"metric": None, "momentum": 0.0, "average": False}  # of every rule: they are compared to the last digits
+    optimizer = SR2(network, regularizer or L1(1e-3), rule=rule, **{"sigma": 5.0, **plain, **options})
     for _ in range(steps):
         optimizer.step(lambda: F.cross_entropy(network(X), Y))
     return network, optimizer
@@ -91,6 +92,19 @@ def test_a_rule_decides_alike_on_every_path(rule, path):
     assert optimizer.last_step.rho == pytest.approx(other.last_step.rho, rel=1e-2, nan_ok=True)
     for x, y in zip(network.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [Ratio(), Tolerant()], ids=str)
+def test_in_the_metric_and_with_momentum_too(rule, path):
+    """With shorter steps: in a metric, the host and the device divide with other last bits, and long steps part."""
+    options = {"metric": "adam", "momentum": 0.9, "average": True, "sigma": 100.0}
+    network, optimizer = run(rule, 12, **{**path, **options})
+    expected, other = run(rule, 12, foreach=False, **options)
+    assert optimizer.counts == other.counts
+    assert optimizer.sigma == pytest.approx(other.sigma, rel=1e-5)
+    with optimizer.averaged(), other.averaged():
+        for x, y in zip(network.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
 @every
@@ -159,8 +173,11 @@ def test_sigma_stays_at_its_least_or_above():
 
 def test_the_certificate_asks_the_rule():
     network, data = model(), [(X, Y), (X[:8], Y[:8])]
-    assert certificate(network, data, SR2(network, L1(1e-3), sigma=50.0)).accepted == 2
-    assert certificate(network, data, SR2(network, L1(1e-3), sigma=50.0, rule=Never())).accepted == 0
+    assert certificate(network, data, algorithm_1(network, L1(1e-3), sigma=50.0)).accepted == 2
+    assert (
+        certificate(network, data, SR2(network, L1(1e-3), sigma=50.0, rule=Never(), metric=None, momentum=0.0)).accepted
+        == 0
+    )
 
 
 @pytest.mark.parametrize("regularizer", [L1(1e-3), L0(1e-4), L0Ball(density=1.0)], ids=repr)

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from sr2 import L0, L1, MCP, SR2, ElasticNet, L0Ball
 from sr2.optim.curvature import LARGEST, estimate_sigma0, leaves_half
+from tests.tools import algorithm_1
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(2))
@@ -275,7 +276,7 @@ def test_a_zero_gradient_in_the_fallback():
 
 def test_the_warning_points_at_the_users_line():
     x = nn.Parameter(torch.ones(3))
-    optimizer = SR2([x])
+    optimizer = algorithm_1([x])
     with pytest.warns(UserWarning, match="finite differences") as caught:
         optimizer.step(lambda: Once.apply(x).square().sum())
     assert caught[0].filename == __file__
@@ -319,9 +320,12 @@ def test_auto_is_the_default_and_repr_shows_it():
 
 def test_sigma_min_is_a_floor():
     x = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    optimizer = SR2([x], sigma_min=50.0)
+    optimizer = algorithm_1([x], sigma_min=50.0)
     optimizer.step(lambda: x.square().sum())
     assert optimizer.sigma == 50.0
+    searched = SR2([x], sigma_min=50.0)
+    searched.estimate_sigma(lambda: x.square().sum())
+    assert 50.0 <= searched.sigma < 55.0  # in a metric it is searched, to a few percent
 
 
 @pytest.mark.parametrize("done", [0, 1, 4], ids=["before the first step", "after it", "later"])
@@ -366,7 +370,7 @@ def test_a_loaded_sigma_is_not_estimated_again():
 def test_estimate_sigma_on_another_closure():
     """On all data before the first step; the step then uses it."""
     model = network()
-    optimizer = SR2(model)
+    optimizer = algorithm_1(model)
     optimizer.estimate_sigma(lambda: F.cross_entropy(model(X.double()), Y))
     found = optimizer.sigma
     assert found == estimate_sigma0(lambda: F.cross_entropy(model(X.double()), Y), model, optimizer._parameters())
@@ -394,7 +398,7 @@ def test_wrong_sigma(wrong):
 def test_it_leaves_half_of_the_weights(R):
     model = network()
     closure = lambda: F.cross_entropy(model(X.double()), Y)  # noqa: E731
-    optimizer = SR2(model, R)
+    optimizer = algorithm_1(model, R)
     optimizer.estimate_sigma(closure)
     curvature = estimate_sigma0(closure, model, optimizer._parameters())
     doublings = math.log2(optimizer.sigma / curvature)
@@ -413,7 +417,7 @@ def test_it_leaves_half_of_the_weights(R):
 def test_where_little_is_taken_or_sigma_has_no_say_it_is_the_curvature(R):
     model = network()
     closure = lambda: F.cross_entropy(model(X.double()), Y)  # noqa: E731
-    optimizer = SR2(model, R)
+    optimizer = algorithm_1(model, R)
     optimizer.estimate_sigma(closure)
     assert optimizer.sigma == estimate_sigma0(closure, model, optimizer._parameters())
 

@@ -1,4 +1,7 @@
-"""Each process estimates sigma_0 on its own gradients: those that processes exchange are of another function."""
+"""Each process estimates the curvature on its own gradients: those that processes exchange are of another function.
+
+In a metric sigma_0 is searched along the first step, which all processes share, and so they exchange gradients for it.
+"""
 
 import pytest
 import torch
@@ -6,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sr2 import L1, SR2
+from tests.tools import algorithm_1
 
 
 @pytest.fixture
@@ -17,9 +21,10 @@ def _one_process(tmp_path):
 
 @pytest.mark.usefixtures("_one_process")
 @pytest.mark.parametrize("fills", [False, True])
-def test_the_estimate_exchanges_no_gradients_and_a_step_does(fills):
+@pytest.mark.parametrize(("make", "exchange"), [(algorithm_1, False), (SR2, True)])
+def test_the_estimate_exchanges_no_gradients_unless_it_is_of_a_step_and_a_step_does(fills, make, exchange):
     model, x = nn.parallel.DistributedDataParallel(nn.Linear(6, 3)), torch.randn(8, 6)
-    optimizer, exchanges = SR2(model, L1(1e-3)), []
+    optimizer, exchanges = make(model, L1(1e-3)), []
 
     def closure():
         exchanges.append(model.require_backward_grad_sync)
@@ -31,7 +36,7 @@ def test_the_estimate_exchanges_no_gradients_and_a_step_does(fills):
 
     optimizer.estimate_sigma(closure)
     assert exchanges
-    assert not any(exchanges)
+    assert set(exchanges) == {exchange}
     exchanges.clear()
     optimizer.step(closure)
     assert exchanges

@@ -239,7 +239,7 @@ def test_bfloat16_parameters_are_rounded_anyway():
 def test_the_first_steps_alone_are_looked_at():
     """A steady step has no hook on modules, and walks no graph."""
     model = network()
-    optimizer = SR2(model, L1(1e-4))
+    optimizer = SR2(model, L1(1e-4), sigma=100.0)  # a search for sigma_0 would look too
     hooks = nn.modules.module._global_forward_pre_hooks
     seen = []
     closure = FORMS["number"](optimizer, model)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2
-from sr2.optim.records import Moments
+from sr2.optim.state import Moments
 from sr2.optim.theory.stationarity import FORGET, LEAST, Stationarity
 
 N, BATCH = 48, 4

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sr2 import L0, L1, MCP, NM, SR2, GroupL2, L0Ball, Lp
+from sr2 import L0, L1, MCP, NM, GroupL2, L0Ball, Lp
+from tests.tools import algorithm_1
 
 ETA2 = 0.9
 RS = [None, L1(0.3), L0(0.2), Lp(0.2, 0.5), MCP(0.3, 3.0), L0Ball(k=4), NM(2, 4), GroupL2(0.2, "rows")]
@@ -25,7 +26,7 @@ def start(R, x, **options):
     if R is not None:
         with torch.no_grad():
             x.copy_(R.prox(x, 1.0))  # inside its domain
-    return SR2([x], R, **options)
+    return algorithm_1([x], R, **options)
 
 
 @pytest.mark.parametrize("R", RS, ids=repr)
@@ -53,7 +54,7 @@ def test_the_bound_of_the_first_theorem_is_needed():
     """Just below it, the test above would fail: on the steepest eigenvector rho = 1 - L / (2 sigma) < eta2."""
     x = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
     sigma = 0.49 * 3.0 / (1 - ETA2)
-    optimizer = SR2([x], sigma=sigma, eta2=ETA2)
+    optimizer = algorithm_1([x], sigma=sigma, eta2=ETA2)
     optimizer.step(lambda: 1.5 * x.square().sum())
     assert optimizer.last_step.rho < ETA2
     assert optimizer.last_step.rho == pytest.approx(1 - 3.0 / (2 * sigma), rel=1e-12)
@@ -106,7 +107,7 @@ def test_predicted_decrease(R, sigma):
 def test_without_a_penalty_the_step_is_the_plain_one(R, foreach):
     x, f = quadratic(13)
     sigma = 20.0
-    optimizer = SR2([x], R, sigma=sigma, foreach=foreach)
+    optimizer = algorithm_1([x], R, sigma=sigma, foreach=foreach)
     for _ in range(5):
         before, (g,) = x.detach().clone(), torch.autograd.grad(f(), [x])
         sigma = optimizer.sigma
@@ -117,7 +118,7 @@ def test_without_a_penalty_the_step_is_the_plain_one(R, foreach):
 
 def test_rho_is_actual_over_predicted():
     x, f = quadratic(17)
-    optimizer = SR2([x], L1(0.3), sigma=10.0)
+    optimizer = algorithm_1([x], L1(0.3), sigma=10.0)
     loss, before = f().item(), x.detach().clone()
     g = torch.autograd.grad(f(), [x])[0]
     assert optimizer.step(f).item() == loss

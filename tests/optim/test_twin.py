@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sr2 import L0, L1
-from tests.optimizers import LIVELY, OPTIMIZERS, Problem, named, sr2_twin
+from tests.optimizers import DEFAULTS, LIVELY, OPTIMIZERS, Problem, named, sr2_twin
 from tests.oracles import hard, soft
 
 LAM = 0.02
@@ -71,3 +71,12 @@ def test_the_lively_setting_sees_every_branch(name):
     assert (np.diff(sigmas) < 0).sum() > 10
     assert ((np.diff(sigmas) == 0) & (sigmas[1:] > LIVELY["sigma_min"])).sum() > 10
     assert (sigmas[1:] == LIVELY["sigma_min"]).any()
+
+
+@pytest.mark.parametrize("name", REGULARIZERS)
+def test_the_defaults_see_every_branch(name):
+    steps = list(sr2_twin(logistic(name), **DEFAULTS))
+    sigmas = np.array([DEFAULTS["sigma"]] + [step.sigma for step in steps])
+    assert sum(step.accepted is False for step in steps) > 2
+    assert (np.diff(sigmas) < 0).sum() > 2
+    assert (np.diff(sigmas) == 0).sum() > 50

@@ -6,7 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from sr2.regularizers import L0, L1, MCP, NM, Box, ElasticNet, GroupL0, GroupL2, KeepZeros, L0Ball, Lp, Nuclear, Rank
+from sr2.regularizers import (
+    L0,
+    L1,
+    MCP,
+    NM,
+    Box,
+    ElasticNet,
+    GroupL0,
+    GroupL2,
+    KeepZeros,
+    L0Ball,
+    Lp,
+    Nuclear,
+    Rank,
+    Ridge,
+)
 from tests.registry import REGULARIZERS, RegularizerCase, pairs_of_entries
 from tests.tools import HostReads
 
@@ -35,11 +50,21 @@ def test_at_full_strength_it_is_itself(case: RegularizerCase) -> None:
 def test_without_strength_it_is_nothing(case: RegularizerCase) -> None:
     if isinstance(case.regularizer, Box):
         return  # a box of no strength is the box
+    if isinstance(case.regularizer, Ridge):
+        return  # which has its full strength at once: the next test
     weak = case.regularizer.at_strength(share(0.0))
     for step in [0.5] + [torch.rand_like(X) + 0.5] * case.diagonal:
         torch.testing.assert_close(weak.prox(X, step), X, rtol=1e-14, atol=1e-14)
     assert weak.value(X) == 0
     assert weak.prox(torch.zeros(2, 2), 1.0).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("beside", [None, L1(0.3), L0(0.3), L0Ball(k=2), GroupL2(0.3)], ids=repr)
+def test_a_ridge_has_its_full_strength_at_once(beside: L1 | None) -> None:
+    ridge, weak = Ridge(0.5), Ridge(0.5, beside).at_strength(share(0.0))
+    torch.testing.assert_close(weak.prox(X, 0.7), ridge.prox(X, 0.7), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(weak.value(X), 0.25 * X.square().sum())
+    torch.testing.assert_close(weak.decrease(X, X / 2), ridge.decrease(X, X / 2))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +130,7 @@ def test_floors_and_groups_shrink_too() -> None:
 
 @every
 def test_the_share_is_never_looked_at(case: RegularizerCase) -> None:
-    if isinstance(case.regularizer, (Nuclear, Rank)):
+    if case.decomposes:
         return  # decompositions look at themselves
     R = case.regularizer.at_strength(share(0.5))
     with HostReads() as reads:

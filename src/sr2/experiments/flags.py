@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from tyro.conf import arg
 
 from .. import directions, rules, schedules
+from ..optim.arguments import ALGORITHM_1, TUNED
 from .errors import UserError
 from .run import registry
 from .run.config import RunConfig, Settings
@@ -107,7 +108,7 @@ def _option_flag(name: str, start: Settings) -> Any:
     owners = [o for o in registry.OPTIMIZERS if registry.has_option(o, name)]
     takes = {o: parameters(registry.OPTIMIZERS[o]).get(name) for o in owners}
     words = _OF_THE_RUN.get(name) or _words(name, owners)
-    defaults = {registry.printed(o): _shown(p.default if p else None) for o, p in takes.items()}
+    defaults = {registry.printed(o): _default(o, name, p.default if p else None) for o, p in takes.items()}
     if name in start.options:
         hint = str(start.options[name])
     elif len(set(defaults.values())) == 1:
@@ -133,7 +134,12 @@ def _flag(name: str, kind: Any, default: Any, words: str, **more: Any) -> Any:
     return name, Annotated[kind, arg(prefix_name=False, help=words, **more)], dataclasses.field(default=default)
 
 
-def _shown(value: object) -> str:
+def _default(optimizer: str, name: str, value: object) -> str:
+    """A default as a reader needs it: of SR2's options that belong together, what stands for them."""
+    if optimizer == "sr2" and hasattr(ALGORITHM_1.rule, name):
+        return f"{getattr(ALGORITHM_1.rule, name)} in Algorithm 1"
+    if optimizer == "sr2":
+        value = getattr(TUNED, name, value)
     return "none" if value is None else str(value)
 
 

@@ -1,14 +1,11 @@
-"""What a search writes down of its steps: the last one, how many of each fate, and the moments of their lengths."""
+"""What a user reads of steps: the last one, and how many of each fate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
-
-from .theory.stationarity import FORGET
 
 
 class Figures(NamedTuple):
@@ -58,25 +55,3 @@ class Counts(NamedTuple):
     broken: Tensor
     untested: Tensor
     """x moved on trust."""
-
-
-class Moments(NamedTuple):
-    """The sums behind `stationarity`, as 0-dim tensors: they start at zero."""
-
-    weight: Tensor
-    """of the steps' weights"""
-    weight_squared: Tensor
-    square: Tensor
-    """of |s|^2"""
-    fourth: Tensor
-    """of |s|^4"""
-
-    def after(self, ss: Tensor, counts: Tensor) -> Moments:
-        """The sums after one more step, where the 0-dim tensor `counts` is true; no host read."""
-        new = Moments(
-            FORGET * self.weight + 1,
-            FORGET**2 * self.weight_squared + 1,
-            FORGET * self.square + ss,
-            FORGET * self.fourth + ss * ss,
-        )
-        return Moments(*(torch.where(counts, after, before) for after, before in zip(new, self, strict=True)))

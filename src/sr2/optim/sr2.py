@@ -7,10 +7,10 @@ slack, without which sigma runs away at convergence. The defaults are not the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..regularizers.base import Regularizer
 from . import start
 from .arguments import NO_CLOSURE, check_options, check_sigma, part, said, unsaid
 from .base import Params, ProximalOptimizer, Remembered
-from .broken import again_where_x_left, sound_at_x
+from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
 from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
@@ -36,6 +36,20 @@ from .reading import Reading
 from .state import Outcome, SearchState
 from .theory.batch_growth import BatchGrowth, GradientNoise
 from .trust import hold, is_tested, on_trust
+
+
+def again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
+
+    @wraps(step)
+    def begun_anew(self: SR2, *arguments: Any, **options: Any) -> Tensor:
+        try:
+            return step(self, *arguments, **options)
+        except LeftDomainError:
+            self._search.entered = False
+            return step(self, *arguments, **options)
+
+    return begun_anew
 
 
 class SR2(Reading, ProximalOptimizer):
@@ -160,7 +174,8 @@ class SR2(Reading, ProximalOptimizer):
             objective: returns f of the full problem, to test the step on it and not on the batch, as Algorithm 1 says.
         """
         state = self._search
-        with self._begun(closure), self._twice(closure, objective, is_tested(self.testing, state)) as f:
+        tested = self.testing is None or is_tested(self.testing, state)
+        with self._begun(closure), self._twice(closure, objective, tested) as f:
             loss = f.at_x()  #                                    1  f(x), g
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
             model = move.to_trial()  #                               x <- x + s;  v's, R(x) - R(x + s), |s|^2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..numerics import capturing, gradient_of, local
 from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
-from .closure.losses import Closure
+from .closure.losses import NO_SPARSE, Closure
 from .curvature import LARGEST, estimate_sigma0, leaves_half
 from .processes import Processes, check_together, parallel
 from .state import SearchState
@@ -118,6 +118,8 @@ def half_left(penalized: Penalized, together: Processes) -> Callable[[], bool]:
     """
     asked = [p for r, params in penalized if r is not None and r.separable for p in params if together.counts(p)]
     gradients = [(local(p), g) for p in asked if (g := gradient_of(p)) is not None]
+    if any(g.layout != torch.strided for _, g in gradients):
+        raise ValueError(NO_SPARSE)
     counted = [(x, (x != 0) & (g != 0)) for x, g in gradients]
 
     def left() -> float:
@@ -135,8 +137,8 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
     Forwards only, a few of them. In a metric that is made of gradients the largest curvature says little of the one
     along the step. A rho that says nothing (not finite, or rounding) moves sigma by a factor of at most 32.
 
-    >>> searched(lambda sigma: 1 - 3.0 / (2 * sigma), 1e-6)  # the curvature is 3
-    3.0
+    >>> searched(lambda sigma: 1 - 50.0 / (2 * sigma), 1e-6)  # the curvature is 50
+    50.0
     """
     sigma, low, high = FIRST, sigma_min, LARGEST
     for _ in range(TRIES):

@@ -14,7 +14,8 @@ from ..telling import tell
 from .parts.rules import Evidence, Verdict
 from .parts.schedules import Reach, Schedule
 from .parts.testing import LARGEST, Pace
-from .records import Counts, Figures, Moments, StepInfo
+from .records import Counts, Figures, StepInfo
+from .theory.stationarity import FORGET
 
 
 class Outcome(NamedTuple):
@@ -63,6 +64,28 @@ class Outcome(NamedTuple):
         """Algorithm 1's s = 0 where the batch does not meet assumption 3: nothing is learnt from it."""
         no, yes = torch.zeros_like(evidence.ss, dtype=torch.bool), torch.ones_like(evidence.ss, dtype=torch.bool)
         return Outcome(no, yes, no, no, torch.full_like(evidence.ss, math.nan), state.sigma, evidence, {})
+
+
+class Moments(NamedTuple):
+    """The sums behind `stationarity`, as 0-dim tensors: they start at zero."""
+
+    weight: Tensor
+    """of the steps' weights"""
+    weight_squared: Tensor
+    square: Tensor
+    """of |s|^2"""
+    fourth: Tensor
+    """of |s|^4"""
+
+    def after(self, ss: Tensor, counts: Tensor) -> Moments:
+        """The sums after one more step, where the 0-dim tensor `counts` is true; no host read."""
+        new = Moments(
+            FORGET * self.weight + 1,
+            FORGET**2 * self.weight_squared + 1,
+            FORGET * self.square + ss,
+            FORGET * self.fourth + ss * ss,
+        )
+        return Moments(*(torch.where(counts, after, before) for after, before in zip(new, self, strict=True)))
 
 
 @dataclass
@@ -145,7 +168,6 @@ class SearchState:
     def record(self, outcome: Outcome) -> None:
         """Write what became of a step: sigma, counters, memories, figures. In place, without a host read."""
         evidence = outcome.evidence
-        self.pace.go_on(tested=outcome.tested)
         if evidence is None:
             return
         accepted, null, sound, tested = outcome.accepted, outcome.null, outcome.sound, outcome.tested

@@ -30,10 +30,8 @@ NAME = "passed"
 """Of the last point that passed, in a parameter's state."""
 
 
-def is_tested(testing: Testing | None, state: SearchState) -> bool:
+def is_tested(testing: Testing, state: SearchState) -> bool:
     """Whether the coming step is tested."""
-    if testing is None:
-        return True
     if testing.forced is not None:
         return testing.forced
     if capturing():
@@ -91,4 +89,5 @@ def hold(
     move.take_if(~(outcome.accepted | outcome.null), xs, points)
     if outcome.tested:  # x is the point that has passed, or the one that had
         torch._foreach_copy_(points, list(xs))
+    pace.go_on(tested=outcome.tested)
     pace.away = not capturable and not outcome.tested and bool(outcome.sound)

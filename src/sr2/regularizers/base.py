@@ -91,7 +91,7 @@ class Regularizer:
 
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         """The prox of a whole group, steps[i] for xs[i]. Unchecked: what an optimizer calls every step."""
-        return [like(self.prox_tensor(wide(x), _working_step(step, x)), x) for x, step in zip(xs, steps, strict=True)]
+        return [like(self.prox_tensor(wide(x), working_step(step, x)), x) for x, step in zip(xs, steps, strict=True)]
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
         """`decrease`, unchecked: what an optimizer calls every step. Worth writing where fewer passes give it."""
@@ -310,7 +310,7 @@ def _check_positive(name: str, step: Step) -> None:
 # ---- precision and layout
 
 
-def _working_step(step: Step, x: Tensor) -> Step:
+def working_step(step: Step, x: Tensor) -> Step:
     """One step for all entries has float64's digits, as a Python float has: they are free. One per entry: x's."""
     if not isinstance(step, Tensor):
         return step

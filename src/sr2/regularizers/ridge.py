@@ -9,8 +9,8 @@ from typing import Any
 import torch  # noqa: F401  (the doctest's)
 from torch import Tensor
 
-from ..numerics import add, exact_sum, wide
-from .base import ZERO, Regularizer, Step, check_number, check_regularizer
+from ..numerics import add, exact_sum, like, wide
+from .base import ZERO, Regularizer, Step, check_number, check_regularizer, working_step
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,14 @@ class Ridge(Regularizer):
         return [*own, *self._other.terms_of(xs)]
 
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
+        steps = [working_step(step, x) for step, x in zip(steps, xs, strict=True)]
         shrunk = [1 + self.lam * step for step in steps]
-        nearer = [(wide(x) / by).to(x.dtype) for x, by in zip(xs, shrunk, strict=True)]
+        nearer = [like(wide(x) / by, x) for x, by in zip(xs, shrunk, strict=True)]
         return self._other.prox_of(nearer, [step / by for step, by in zip(steps, shrunk, strict=True)])
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
-        pairs = zip(xs, zs, strict=True)
-        own = add([exact_sum((wide(x) - wide(z)) * (wide(x) + wide(z))) for x, z in pairs])
+        if self.separable:
+            return super().decrease_of(xs, zs)
+        pairs = ((x.double(), z.double()) for x, z in zip(xs, zs, strict=True))
+        own = add([exact_sum((x - z) * (x + z)) for x, z in pairs])
         return self.lam / 2 * own + self._other.decrease_of(xs, zs)

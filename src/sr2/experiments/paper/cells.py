@@ -74,9 +74,9 @@ def cell(name: str) -> Cell:
 def match(config: RunConfig) -> Cell | None:
     """The cell that a run belongs to, by data, network, optimizer, regularizer and lambda; else None."""
     for cell in cells().values():
-        names = (cell.data, cell.model, cell.optimizer, cell.regularizer, ())
-        same = names == (config.data, config.model, config.optimizer, config.regularizer, tuple(config.reg))
-        if same and math.isclose(config.lam, cell.lam, rel_tol=1e-6):
+        names = (cell.data, cell.model, cell.optimizer, cell.regularizer, (), 0.0)
+        ours = (config.data, config.model, config.optimizer, config.regularizer, tuple(config.reg), config.ridge)
+        if names == ours and math.isclose(config.lam, cell.lam, rel_tol=1e-6):
             return cell
     return None
 

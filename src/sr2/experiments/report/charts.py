@@ -61,7 +61,7 @@ def pareto(groups: Sequence[Group]) -> Chart:
         members = list(same)
         score = members[0].score
         scale, axis, lost = (depth, opening, 30.0) if score.unit == "%" else (float, linear, 0.3)
-        kinds = list(dict.fromkeys(g.config.regularizer for g in members))
+        kinds = list(dict.fromkeys(g.regularizer for g in members))
         runs = [(g, record) for g in members for record in g.finished]
         best = max((record.result[score.name] for _, record in runs if record.result), default=0.0)
         reach = scale(best - lost)  # a network that pruning broke is off the map
@@ -70,7 +70,7 @@ def pareto(groups: Sequence[Group]) -> Chart:
             trained, *pruned = _sparse_points(record, scale)
             pruned = [point for point in pruned if point[1] >= reach]
             every += [(x, y) for x, y, _ in (trained, *pruned)]
-            style, color = kinds.index(member.config.regularizer), member.config.optimizer
+            style, color = kinds.index(member.regularizer), member.config.optimizer
             label = f"{member.label} seed {record.config.seed}"
             for kind, some in (("dot", pruned), ("point", [trained])):
                 x, y, notes = zip(*some, strict=True) if some else ((), (), ())

@@ -46,6 +46,11 @@ class Group:
         return self.records[0].score
 
     @property
+    def regularizer(self) -> str:
+        """Its name; l0_ball too for an optimizer that prunes to a density by itself."""
+        return as_budget(self.config).regularizer
+
+    @property
     def variant(self) -> str:
         """The settings that tell it apart, such as "sigma=2"; often empty."""
         settings = self.config.flat()
@@ -59,11 +64,23 @@ class Group:
 
 
 def penalty(config: RunConfig) -> str:
-    """A regularizer with its constants, such as "l1 1e-3" or "l0_ball density=0.1"."""
-    if config.regularizer == "none":
-        return "none"
+    """A regularizer with its constants, such as "l1 1e-3" or "l0_ball density=0.1 ridge 2e-4"."""
+    config = as_budget(config)
     constants = [short(config.lam)] if _has_lambda(config.regularizer) else []
-    return " ".join([config.regularizer, *constants, *config.reg])
+    ridge = ["ridge", short(config.ridge)] if config.ridge else []
+    return " ".join([config.regularizer, *constants, *config.reg, *ridge])
+
+
+def as_budget(config: RunConfig) -> RunConfig:
+    """The config as tables and figures place it: what GMP prunes to stands beside the same budget of others.
+
+    >>> penalty(RunConfig.of(optimizer="gmp", regularizer="none", density=0.05))
+    'l0_ball density=0.05'
+    """
+    density = config.option("density")
+    if density is None or config.regularizer != "none":
+        return config
+    return config.having(density=None, regularizer="l0_ball", reg=(f"density={density:g}",))
 
 
 def _has_lambda(regularizer: str) -> bool:
@@ -82,6 +99,7 @@ def group(records: Iterable[RunRecord]) -> list[Group]:
 
 def order(config: RunConfig) -> tuple[Any, ...]:
     """Where a run stands in a table."""
+    config = as_budget(config)
     return (
         config.data,
         config.model,
@@ -89,6 +107,7 @@ def order(config: RunConfig) -> tuple[Any, ...]:
         config.regularizer,
         config.lam if _has_lambda(config.regularizer) else 0.0,
         tuple(config.reg),
+        config.ridge,
         [*BASELINES_FIRST, config.optimizer].index(config.optimizer),
         config.optimizer,
     )

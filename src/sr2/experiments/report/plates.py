@@ -93,7 +93,7 @@ def plates_of(
     name: str, groups: Sequence[Group], panels: Callable[[list[Group]], Iterable[Panel | Heat]]
 ) -> Iterator[Plate]:
     """One plate per data set, network and regularizer, of the panels that its groups have."""
-    for facet, same in itertools.groupby(groups, key=lambda g: (g.config.data, g.config.model, g.config.regularizer)):
+    for facet, same in itertools.groupby(groups, key=lambda g: (g.config.data, g.config.model, g.regularizer)):
         members = list(same)
         if drawn := list(panels(members)):
             styles = [Key(strength(g), "", i, "line") for i, g in styled(members)]

@@ -12,7 +12,7 @@ from typing import Any
 from ..run.config import RunConfig
 from ..run.store import RunRecord
 from ..tasks import Score
-from .groups import Group, group, in_order, order, penalty, settings_text
+from .groups import Group, as_budget, group, in_order, order, penalty, settings_text
 from .reference import NOTHING, Published, Reference
 
 ACCURACY = Score()
@@ -196,7 +196,7 @@ def _not_run(groups: list[Group], reference: Reference, whole: bool) -> list[Row
     """Rows for what the tables lack: published ones, and gaps in the grid penalty x optimizer."""
 
     def family(config: RunConfig) -> tuple[str, ...]:
-        return config.data, config.model, config.regularizer
+        return config.data, config.model, as_budget(config).regularizer
 
     there = {order(group.config) for group in groups}
     families = {family(group.config) for group in groups}

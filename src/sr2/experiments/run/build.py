@@ -28,7 +28,7 @@ from .processes import started
 
 
 def make_regularizer(config: RunConfig) -> Regularizer | None:
-    """The regularizer with its constants; None for "none"."""
+    """The regularizer with its constants, and the ridge beside it; None for "none" without a ridge."""
     constants = parse_pairs("--reg", "a constant of a regularizer", config.reg, {"lam": "use --lam for lambda"})
     takes = registry.constants(config.regularizer)
     if "lam" in takes:
@@ -43,12 +43,10 @@ def make_regularizer(config: RunConfig) -> Regularizer | None:
         raise UserError(f"{config.regularizer} has no constant {unknown[0]!r}: {known}")
     if needed:
         raise UserError(f"{config.regularizer} needs more constants: add --reg {' '.join(needed)}")
-    if config.regularizer == "none":
-        return None
     with _as_user_errors():
-        made = registry.find_regularizer(config.regularizer)(**constants)
+        made = registry.find_regularizer(config.regularizer)(**constants) if config.regularizer != "none" else None
         regularizers.base.check_regularizer(made)
-    return made  # type: ignore[no-any-return]
+        return regularizers.Ridge(config.ridge, made) if config.ridge else made
 
 
 def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> ProximalOptimizer | Baseline:
@@ -145,7 +143,7 @@ def checked(config: RunConfig) -> RunConfig:
     `auto` is resolved, and what SR2 chooses today where nothing was said is written out (`spelled_out`).
     """
     config = without_regularizer(check_place(config))
-    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("hold_out", 0)):
+    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("hold_out", 0), ("ridge", 0)):
         if getattr(config, name) < least:
             raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
     if config.seed >= 2**63:
@@ -181,6 +179,7 @@ def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
         "metric": next((name for name, kind in metrics.NAMES.items() if type(made.metric) is kind), "none"),
         "average": made.averaging is not None,
         "sigma_min": made.sigma_min,
+        "test_every": 1 if made.testing is None else getattr(made.testing, "k", "auto"),
     }
     if "direction" not in config.options:
         chosen["momentum"] = made.momentum
@@ -200,7 +199,11 @@ def without_regularizer(config: RunConfig) -> RunConfig:
     >>> without_regularizer(RunConfig(optimizer="gmp", regularizer="l0_ball", reg=("density=0.05",))).label
     'GMP density=0.05'
     """
-    if config.regularizer == "none" or registry.takes_regularizer(config.optimizer):
+    if registry.takes_regularizer(config.optimizer):
+        return config
+    if config.ridge:
+        raise UserError(f"{config.optimizer} has no regularizer, which --ridge is: use its own --weight-decay")
+    if config.regularizer == "none":
         return config
     if config.regularizer == "l0_ball" and registry.has_option(config.optimizer, "density"):
         budget = parse_pairs("--reg", "a constant of a regularizer", config.reg, {})

@@ -70,6 +70,9 @@ def expand(grid: Grid) -> tuple[list[RunConfig], list[str]]:
 
 def _fitting(run: RunConfig) -> RunConfig:
     """Of a baseline without a regularizer there is one run for each budget, else one, whatever the others have."""
+    if registry.takes_regularizer(run.optimizer):
+        return run
+    run = dataclasses.replace(run, ridge=0.0)
     with contextlib.suppress(UserError):
         return without_regularizer(run)
     return dataclasses.replace(run, regularizer="none", lam=RunConfig.lam, reg=())
@@ -110,8 +113,10 @@ def _check_each(grid: Grid, optimizers: Sequence[dict[str, Any]], regularizers: 
     for option in grid.options:
         if not any(registry.has_option(o["optimizer"], option) for o in optimizers):
             raise UserError(f"no optimizer of the grid has the option {option}: leave it out")
+    if grid.ridge and not any(registry.takes_regularizer(o["optimizer"]) for o in optimizers):
+        raise UserError("no optimizer of the grid has a regularizer, which --ridge is: use their own --weight-decay")
     for optimizer in optimizers:
-        checked(RunConfig(**optimizer, regularizer="none"))
+        checked(_fitting(RunConfig(**optimizer, regularizer="none")))
     for regularizer in regularizers:
         for lam in _lams(grid, regularizer):
             make_regularizer(RunConfig(**regularizer, lam=lam))

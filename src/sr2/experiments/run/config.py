@@ -40,6 +40,7 @@ class Settings:
     hold_out: int = setting(
         0, "So many training examples are not trained on and take the test examples' place: for choices."
     )
+    ridge: float = setting(0.0, "lambda / 2 |x|^2 beside the regularizer, as weight decay.")
     options: Mapping[str, Value] = field(default_factory=dict)
     """Of the optimizer; one that is not here stays at the optimizer's own default, and "none" is None."""
     largest_batch: int = setting(4096, "With batch_growth: the largest batch.")
@@ -182,7 +183,7 @@ class RunConfig(Settings):
         """
         density = self.option("density")
         own = [] if density is None else [f"density={density:g}"]
-        penalty = [self.regularizer, *self._lam(), *self.reg]
+        penalty = [self.regularizer, *self._lam(), *self.reg, *([f"ridge {self.ridge:g}"] if self.ridge else [])]
         if ":" not in self.optimizer and not registry.takes_regularizer(self.optimizer):
             penalty = []
         return " ".join([registry.printed(self.optimizer), *penalty, *own])

@@ -153,6 +153,9 @@ class Reminder:
             inner = getattr(module, wrapper, None)
             if isinstance(inner, nn.Module) and len(list(module.children())) == 1:
                 module = inner
+        for older in module._state_dict_hooks.values():
+            if isinstance(older, Reminder):
+                older.done = True  # its optimizer was replaced, and may live on in a cycle of references
         reminder = Reminder(optimizer)
         handle = module.register_state_dict_post_hook(reminder)  # type: ignore[no-untyped-call]
         weakref.finalize(optimizer, handle.remove).atexit = False

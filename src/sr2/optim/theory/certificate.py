@@ -101,7 +101,7 @@ def certificate(
     >>> from sr2 import SR2, L1, certificate
     >>> _ = torch.manual_seed(0)
     >>> model, x = nn.Linear(4, 1), torch.randn(32, 4)
-    >>> optimizer = SR2(model, L1(0.01), sigma=5.0)
+    >>> optimizer = SR2(model, L1(0.01), sigma=5.0, **SR2.paper_defaults())
     >>> batches = [(x[i : i + 8], x[i : i + 8, :1]) for i in range(0, 32, 8)]
     >>> report = certificate(model, batches, optimizer, loss=F.mse_loss)
     >>> report.batches, report.accepted
@@ -118,7 +118,10 @@ def certificate(
         raise TypeError(f"certificate needs the SR2 that trains the model, and got a {type(optimizer).__name__}")
     parameters = optimizer._parameters()
     if optimizer.direction is not None or optimizer.metric is not None:
-        raise ValueError("the theorem is about plain gradients: certificate needs momentum=0 and metric=None")
+        raise ValueError(
+            "the theorem is about plain gradients: certificate needs momentum=0 and metric=None, as "
+            "SR2(model, R, **SR2.paper_defaults()) has them"
+        )
     if optimizer._processes.mesh is not None:
         raise ValueError("certificate needs whole parameters, and these are DTensors: load them into a plain network")
 
