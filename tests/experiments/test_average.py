@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import sr2
 from sr2.cli import main
 from sr2.experiments.errors import UserError
 from sr2.experiments.run.build import checked
@@ -131,3 +132,21 @@ def test_the_report_and_the_last_line_name_both(
     (folder,) = (tmp_path / "runs").iterdir()
     result = json.loads((folder / "result.json").read_text())
     assert f"{result['average_accuracy']:.2f}" in said
+
+
+def test_only_the_last_optimizer_of_a_network_reminds() -> None:
+    model = torch.nn.Linear(3, 1)
+
+    def stepped() -> sr2.SR2:
+        optimizer = sr2.SR2(model)
+        optimizer.step(lambda: model(torch.ones(5, 3)).square().mean())
+        return optimizer
+
+    first, second = stepped(), stepped()  # `first` lives on, as one does in a cycle of references
+    with second.averaged():
+        pass
+    model.state_dict()  # a warning would be an error
+    third = stepped()
+    with first.averaged(), pytest.warns(UserWarning, match="this state_dict holds the last iterate"):
+        model.state_dict()
+    assert third.averaging is not None
