@@ -112,6 +112,24 @@ def test_a_budget_is_chosen_between_two_launches(R, options, monkeypatch):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.filterwarnings("ignore:R\\(x_0\\) is infinite")
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_smaller_budget_that_is_given_between_steps_is_entered(fits, monkeypatch):
+    """On the device nobody looks whether x has left R's domain: any step into it is accepted, and sigma stays."""
+    monkeypatch.setattr(FusedMove, "fits", staticmethod(lambda _: fits))
+    model, x, y = nn.Linear(12, 10), torch.randn(64, 12), torch.randn(64, 10)
+    optimizer = SR2(model, L0Ball(k=60), sigma=30.0, capturable=True)
+    for _ in range(3):
+        optimizer.step(lambda: F.mse_loss(model(x), y))
+    before = optimizer.sigma
+    next(g for g in optimizer.param_groups if g["regularizer"])["regularizer"] = L0Ball(k=12)
+    optimizer.step(lambda: F.mse_loss(model(x), y))
+    assert optimizer.last_step.accepted
+    assert optimizer.sigma == before
+    assert model.weight.count_nonzero() <= 12
+
+
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize(
@@ -168,6 +186,8 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
             f_trial = torch.tensor((math.nan, math.inf)[case % 2])
         if case % 8 == 5:
             vs, dR, ss, f_trial, f = 0 * vs, 0 * dR, 0 * ss, loss, loss
+        if case % 8 == 4:  # x has left the domain of R
+            dR = torch.full_like(dR, math.inf)
         if case % 8 == 6:
             loss = f = torch.tensor(math.nan)
         if case % 8 == 7:  # a step as long as rounding: Tolerant leaves sigma

@@ -267,8 +267,9 @@ def decide(
     finite = finite & tested  # a failure on trust is to the rule a trial that is not finite
     null = (ss == 0.0) & sound
     usable = finite & (ss != 0.0) & (denominator > 0.0)
-    accepted = sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0)
-    very = accepted & tested & (numerator >= eta2 * denominator) & (predicted > known * slack)
+    enters = sound & tested & (dR == float("inf")) & (f_trial - f_trial == 0.0)  # x has left R's domain, x + s is in it
+    accepted = enters | (sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0))
+    very = accepted & tested & (enters == 0) & (numerator >= eta2 * denominator) & (predicted > known * slack)
     rejected = sound & (accepted == 0) & (null == 0)
     lower = gamma3 * sigma
     lower = tl.where(lower > sigma_min, lower, sigma_min)
