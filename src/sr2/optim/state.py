@@ -47,6 +47,8 @@ class Outcome(NamedTuple):
         # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
         enters = evidence.dR.isposinf() & evidence.f_trial.isfinite() & sound
         judged = sound & ~null & ~enters
+        # Between tests x_t may have come on trust to where f is not finite: with the same sigma it would come there again.
+        moves_sigma = judged | ~sound if LARGEST in state.memory else judged
         accepted = (verdict.accepted & judged) | enters
         return Outcome(
             accepted=accepted,
@@ -54,7 +56,7 @@ class Outcome(NamedTuple):
             sound=sound,
             learns=sound & (accepted | null) if forgets else sound,
             rho=torch.where(evidence.ss == 0, math.nan, verdict.rho),
-            sigma=torch.where(judged, verdict.sigma.clamp_min(sigma_min), state.sigma),
+            sigma=torch.where(moves_sigma, verdict.sigma.clamp_min(sigma_min), state.sigma),
             evidence=evidence,
             memory={name: torch.where(judged, new, state.memory[name]) for name, new in verdict.memory.items()},
         )

@@ -275,7 +275,8 @@ def decide(
     lower = tl.where(lower > sigma_min, lower, sigma_min)
     higher = tl.where(finite, gamma1, gamma2) * sigma
     fails = rejected | ((sound == 0) & (tested == 0))
-    new = tl.where(very, lower, tl.where(fails, higher, sigma))
+    raises = rejected | ((sound == 0) & (HOLDS != 0))  # x_t may have come there on trust
+    new = tl.where(very, lower, tl.where(raises, higher, sigma))
     tl.store(sigma_pointer, new)
 
     tl.store(accepted_count, tl.load(accepted_count) + (accepted & tested).to(tl.int64))
