@@ -135,27 +135,31 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
 
     Along a line where f is quadratic rho = 1 - c / (2 sigma), c the curvature: a try gives c, the next one is c itself.
     Forwards only, a few of them. In a metric that is made of gradients the largest curvature says little of the one
-    along the step. A rho that says nothing (not finite, or rounding) moves sigma by a factor of at most 32.
+    along the step. A rho that says nothing (not finite, or rounding) moves sigma by a factor of at most 32. It is inf
+    where the step promises no more than rounding, and where no sigma promises more, the first one stays.
 
     >>> searched(lambda sigma: 1 - 50.0 / (2 * sigma), 1e-6)  # the curvature is 50
     50.0
     """
-    sigma, low, high = FIRST, sigma_min, LARGEST
+    first = max(FIRST, sigma_min)
+    sigma, low, high, promised = first, sigma_min, max(LARGEST, sigma_min), False
     for _ in range(TRIES):
         rho = rho_of(sigma)
+        promised |= rho != math.inf
         if abs(rho - 0.5) <= 0.1:
             break
         if rho > 0.5:
             high = sigma
         else:  # NaN too
             low = sigma
-        share = 2 * (1 - rho) if math.isfinite(rho) else math.inf
+        share = math.inf if math.isnan(rho) else 2 * (1 - rho)
         latest, sigma = sigma, sigma * min(max(share, 1 / 32), 32.0)
         if not low < sigma < high:
             sigma = math.sqrt(low * high)
         if abs(math.log(sigma / latest)) < 0.05:  # rho jumps there: no sigma has a half
-            return high if high < LARGEST else sigma
-    return sigma
+            sigma = high if high < LARGEST else sigma
+            break
+    return sigma if promised else first
 
 
 def R_0(penalized: Penalized, together: Processes) -> float:  # noqa: N802 - the paper's notation

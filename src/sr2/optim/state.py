@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
         # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
         enters = evidence.dR.isposinf() & evidence.f_trial.isfinite() & sound
         judged = sound & ~null & ~enters
-        # Between tests x_t may have come on trust to where f is not finite: with the same sigma it would come there again.
+        # Between tests x may have come on trust to where f is not finite: with the same sigma it would come there anew.
         moves_sigma = judged | ~sound if LARGEST in state.memory else judged
         accepted = (verdict.accepted & judged) | enters
         return Outcome(
