@@ -233,6 +233,14 @@ def test_a_state_of_before_is_tested_first():
     assert [resumed.counts[name] for name in FATES] == [4, 0, 0, 0, 3]
 
 
+def test_who_tests_every_step_is_told_of_a_broken_batch_also_after_a_run_on_trust():
+    model, trusting = train(2, test_every=4)
+    optimizer = SR2(model, L1(1e-3), **TUNED)
+    optimizer.load_state_dict(trusting.state_dict())
+    with pytest.raises(FloatingPointError, match="the loss at x_t is nan"):
+        train(1, model, optimizer, spoil=lambda t, x: x * math.nan)
+
+
 def test_auto_grows_while_nothing_fails_and_falls_back():
     auto, pace, gaps, failures, since = Auto(), Pace(), [], 0, 0
     for _ in range(600):

@@ -272,7 +272,7 @@ class SearchState:
         self.chosen = dict(saved.get("chosen", chosen))
         if self.batch is not None and saved.get("batch") is not None:
             self.batch = int(saved["batch"])
-        self.pace = Pace(**saved.get("pace", {}))
+        self.pace = Pace(**saved.get("pace", {})) if LARGEST in self.memory else Pace()  # of a run that trusted
         old = {"rejected": saved.get("refused", 0)}
         for name, count in self.counts._asdict().items():
             count.fill_(int(saved.get(name, old.get(name, 0))))
