@@ -15,6 +15,7 @@ from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
 from .closure.losses import NO_SPARSE, Closure
 from .curvature import LARGEST, estimate_sigma0, leaves_half
+from .parts.metrics import Metric
 from .processes import Processes, check_together, parallel
 from .state import SearchState
 
@@ -160,6 +161,11 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
             sigma = high if high < LARGEST else sigma
             break
     return sigma if promised else first
+
+
+def falls_to(metric: Metric, penalized: Penalized) -> float:
+    """`Metric.falls_to` where steps are one per entry; a mean over entries does not fall so."""
+    return metric.falls_to if all(r is None or r.diagonal for r, _ in penalized) else 1.0
 
 
 def R_0(penalized: Penalized, together: Processes) -> float:  # noqa: N802 - the paper's notation
