@@ -109,10 +109,11 @@ def test_the_recipes_that_are_named_exist():
     assert named <= set(cells())
 
 
-def test_the_demo_is_the_makefiles():
-    """The numbers that the page states about the demo are those of its command."""
-    recipe, page = (ROOT / "Makefile").read_text(encoding="utf-8"), PAGES["docs/results.md"]
-    assert all(words in recipe for words in ("--epochs 120", "--momentum 0.9", "proxgen,lr=0.3"))
+def test_the_grid_of_lambdas_has_all_rows_of_its_command():
+    page = PAGES["docs/results.md"].partition("## Lambdas")[2]
+    assert all(
+        words in page for words in ("--epochs 120", "sr2,eta2=0.9 proxgen,lr=0.3 proxsgd", "--lams 3e-4 1e-3 2e-3")
+    )
     assert len(re.findall(r"^\| (?:l1|l0|none)\b.*1 × 120 \|$", page, re.MULTILINE)) == 18
 
 
