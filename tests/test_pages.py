@@ -91,7 +91,8 @@ def test_every_flag_of_a_command_exists(command, capsys):
 def test_the_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("results").symlink_to(ROOT / "results")
-    lines = [line for text in PAGES.values() for block in SHELL.findall(text) for line in block.splitlines()]
+    blocks = [block.replace("\\\n", " ") for text in PAGES.values() for block in SHELL.findall(text)]
+    lines = [line for block in blocks for line in block.splitlines()]
     ran = []
     for words in (shlex.split(line)[1:] for line in lines if line.startswith("sr2 ") and "--device cuda" not in line):
         if words[:2] == ["paper", "run"] or "(default" in words:
