@@ -76,7 +76,7 @@ def test_it_is_never_below_the_least_sigma(sigma_min, curvature):
 
 
 def test_where_nothing_is_promised_the_first_sigma_stays():
-    assert searched(lambda sigma: math.inf, 1e-6) == FIRST
+    assert searched(lambda sigma: math.inf, 1e-6) == searched(lambda sigma: math.nan, 1e-6) == FIRST
     sigma = searched(lambda sigma: math.inf if sigma > 0.1 else 1 - 1e-3 / (2 * sigma), 1e-6)  # rounding hides it above
     assert sigma == pytest.approx(1e-3)
 

@@ -139,7 +139,7 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
     Along a line where f is quadratic rho = 1 - c / (2 sigma), c the curvature: a try gives c, the next one is c itself.
     Forwards only, a few of them. In a metric that is made of gradients the largest curvature says little of the one
     along the step. A rho that says nothing (not finite, or rounding) moves sigma by a factor of at most 32. It is inf
-    where the step promises no more than rounding, and where no sigma promises more, the first one stays.
+    where the step promises no more than rounding; where no sigma says more, the first one stays.
 
     >>> searched(lambda sigma: 1 - 50.0 / (2 * sigma), 1e-6)  # the curvature is 50
     50.0
@@ -148,7 +148,7 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
     sigma, low, high, promised = first, sigma_min, max(LARGEST, sigma_min), False
     for _ in range(TRIES):
         rho = rho_of(sigma)
-        promised |= rho != math.inf
+        promised |= rho < math.inf  # not NaN either: on a broken batch no sigma has a rho
         if abs(rho - 0.5) <= 0.1:
             break
         if rho > 0.5:
