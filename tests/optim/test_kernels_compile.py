@@ -22,7 +22,7 @@ KINDS |= {"q_newest": "fp32", "eps": "fp32"}
 KINDS |= {"tensors": "i32", "chunks": "i32", "flag": "*i1"}
 KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound", "learns")}
 KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "broken", "untested")}
-KINDS |= {"HOLDS": "i32", "TESTED": "i32"}
+KINDS |= {"HOLDS": "i32", "TESTED": "i32", "offsets": "*i64", "scores": "*fp32", "chosen": "*i8"}
 SIZES = {"CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
 
 
@@ -41,7 +41,8 @@ assert compiles(fused_kernels.copy_if, WANTED=1, TARGET=0, SOURCE=1, **SIZES)
 assert compiles(fused_kernels.toward, **SIZES)
 for momentum in (False, True):
     for metric in (False, True):
-        assert compiles(fused_kernels.move, MOMENTUM=momentum, METRIC=metric, **SIZES)
+        for kind in (fused.MOVE, fused.SCORE, fused.MOVE_CHOSEN):
+            assert compiles(fused_kernels.move, MOMENTUM=momentum, METRIC=metric, PASS=kind, **SIZES)
 KINDS |= {"bits": "*i32", "owner": "*i32", "prefixes": "*i32", "counts": "*i32"}
 for shift in (24, 16, 8, 0):
     assert compiles(selection_kernels.count_digits, SHIFT=shift, RUN=selection.RUN)
