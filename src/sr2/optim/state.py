@@ -209,8 +209,8 @@ class SearchState:
         if t > 1.1 * end:
             self.end = None
             tell(
-                f"this is step {t} of SR2(..., steps={end}), and from step {end} on steps stay a fiftieth as long: steps "
-                "counts the batches of all epochs, epochs * len(loader)"
+                f"this is step {t} of SR2(..., steps={end}), and from step {end} on steps stay a fiftieth as long: "
+                "steps counts the batches of all epochs, epochs * len(loader)"
             )
 
     def show(self, groups: Sequence[dict[str, Any]]) -> None:
