@@ -91,7 +91,8 @@ def test_every_flag_of_a_command_exists(command, capsys):
 def test_the_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("results").symlink_to(ROOT / "results")
-    lines = [line for text in PAGES.values() for block in SHELL.findall(text) for line in block.splitlines()]
+    blocks = [block.replace("\\\n", " ") for text in PAGES.values() for block in SHELL.findall(text)]
+    lines = [line for block in blocks for line in block.splitlines()]
     ran = []
     for words in (shlex.split(line)[1:] for line in lines if line.startswith("sr2 ") and "--device cuda" not in line):
         if words[:2] == ["paper", "run"] or "(default" in words:
@@ -109,10 +110,11 @@ def test_the_recipes_that_are_named_exist():
     assert named <= set(cells())
 
 
-def test_the_demo_is_the_makefiles():
-    """The numbers that the page states about the demo are those of its command."""
-    recipe, page = (ROOT / "Makefile").read_text(encoding="utf-8"), PAGES["docs/results.md"]
-    assert all(words in recipe for words in ("--epochs 120", "--momentum 0.9", "proxgen,lr=0.3"))
+def test_the_grid_of_lambdas_has_all_rows_of_its_command():
+    page = PAGES["docs/results.md"].partition("## Lambdas")[2]
+    assert all(
+        words in page for words in ("--epochs 120", "sr2,eta2=0.9 proxgen,lr=0.3 proxsgd", "--lams 3e-4 1e-3 2e-3")
+    )
     assert len(re.findall(r"^\| (?:l1|l0|none)\b.*1 × 120 \|$", page, re.MULTILINE)) == 18
 
 

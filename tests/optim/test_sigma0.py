@@ -129,6 +129,7 @@ def test_parts_of_a_batch_are_averaged():
     ],
     ids=["linear", "zero", "zero twice", "concave", "quartic concave", "huge", "tiny", "not finite"],
 )
+@pytest.mark.filterwarnings("ignore:sigma_0 came out as")
 def test_it_is_positive_and_bounded(loss):
     x = nn.Parameter(torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64))
     found = estimate_sigma0(lambda: loss(x), None, [x])
@@ -428,3 +429,18 @@ def test_weights_that_are_all_zero_ask_for_nothing():
 
 def test_it_gives_up_where_only_a_boundless_sigma_leaves_half():
     assert LARGEST <= leaves_half([(L1(1e30), [torch.ones(5)])], 1.0) < 2 * LARGEST
+
+
+@pytest.mark.filterwarnings("ignore:sigma_0 came out as")
+def test_an_absurd_one_is_told_and_mended():
+    """A LayerNorm of a constant divides by the root of its eps: the largest curvature is of no use."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 8), nn.LayerNorm(8, eps=1e-14), nn.Linear(8, 1)).double()
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.fill_(0.5)
+    x, y = torch.randn(32, 1).double(), torch.randn(32, 1).double()
+    optimizer = algorithm_1(model)
+    with pytest.warns(UserWarning, match="the curvature at x_0 is 1e.12, as of a norm of a constant: sigma_0 is"):
+        optimizer.step(lambda: F.mse_loss(model(x), y))
+    assert optimizer.sigma < 0.1 * LARGEST

@@ -1,10 +1,13 @@
 """What the paper proves about a step, on functions whose constants are known."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
-from sr2 import L0, L1, MCP, NM, GroupL2, L0Ball, Lp
+from sr2 import L0, L1, MCP, NM, GroupL2, L0Ball, Lp, Ridge
+from sr2.metrics import Metric
 from tests.tools import algorithm_1
 
 ETA2 = 0.9
@@ -48,6 +51,39 @@ def test_first_theorem(R, seed):
         assert last.sigma == sigma
         steps += 1
     assert steps > 0
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed(Metric):
+    """The same D at every step."""
+
+    D: torch.Tensor
+
+    def update(self, xs, gs, states):
+        return [self.D.view(x.shape) for x in xs], [{} for _ in xs]
+
+
+@pytest.mark.parametrize("R", [*RS, Ridge(0.4, L0Ball(k=4))], ids=repr)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("seed", range(3))
+def test_first_theorem_in_a_metric(R, momentum, seed):
+    """The same where L is the curvature in the metric: |eigenvalues| of D^-1/2 H D^-1/2. v may be an average."""
+    x, f = quadratic(seed, 3.0)
+    D = torch.tensor(np.random.default_rng(seed).uniform(0.1, 5.0, x.numel()))
+    g = torch.autograd.grad(f(), x, create_graph=True)[0].flatten()
+    H = torch.stack([torch.autograd.grad(entry, x, retain_graph=True)[0].flatten() for entry in g])
+    L = float(torch.linalg.eigvalsh(H / (D.sqrt()[:, None] * D.sqrt())).abs().max())
+    sigma = L / (1 - ETA2)
+    optimizer = start(R, x, sigma=sigma, sigma_min=sigma, eta2=ETA2, metric=Fixed(D), momentum=momentum)
+    for _ in range(30):
+        optimizer.step(f)
+        last = optimizer.last_step
+        if last.accepted is None:
+            break
+        assert last.accepted
+        assert last.rho >= ETA2
+    assert optimizer.counts["accepted"] > 0
+    assert optimizer.counts["rejected"] == 0
 
 
 def test_the_bound_of_the_first_theorem_is_needed():

@@ -7,6 +7,7 @@ slack, without which sigma runs away at convergence. The defaults are not the pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -276,15 +277,16 @@ class SR2(Reading, ProximalOptimizer):
             self._estimate(closure, strict=True)
 
     def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
-        parameters, penalized = self._parameters(), self._penalized(in_force=True)
+        parameters, penalized, sigma = self._parameters(), self._penalized(in_force=True), math.inf
         if self.metric is None:
             sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min, self._processes)
-        else:
+        if sigma >= start.ABSURD:
             with untouched(self._module, parameters), self._twice(closure, None) as f:
                 start.check_finite(f.at_x(), self._processes, strict=strict)
                 alive = start.half_left(penalized, self._processes)
                 made = (lambda sigma: self._moves(self._proposals(sigma)), alive, self._rounding(f.loss))
-                sigma = start.searched(partial(f.rho, *made), self.sigma_min)
+                curvature, sigma = sigma, start.searched(partial(f.rho, *made), self.sigma_min)
+            start.say_absurd(curvature, sigma)
         self._search.begin(sigma, self.param_groups)
 
     def _take_constants(self) -> None:

@@ -21,6 +21,8 @@ from .state import SearchState
 FIRST = 100.0
 """The first sigma that is tried in a metric: steps of a hundredth of each entry's usual gradient over its size."""
 TRIES = 24
+ABSURD = 1e9
+"""A sigma_0 of so much says something of the network's corners, and nothing of how far x should move."""
 Penalized = Sequence[tuple[Regularizer | None, list[Tensor]]]
 """Each group's regularizer and the tensors that are trained."""
 Left = list[tuple[Tensor, Tensor]]
@@ -156,6 +158,22 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
         if abs(math.log(sigma / latest)) < 0.05:  # rho jumps there: no sigma has a half
             return high if high < LARGEST else sigma
     return sigma
+
+
+def say_absurd(curvature: float, sigma: float) -> None:
+    """Tell of a sigma_0 that would leave x where it is.
+
+    Args:
+        curvature: the largest at x_0, inf where it was not asked for.
+        sigma: what was found by trying steps instead.
+    """
+    if ABSURD <= curvature < math.inf:
+        tell(
+            f"the curvature at x_0 is {curvature:.3g}, as of a norm of a constant: sigma_0 is {sigma:.3g} instead, the "
+            "curvature along the first step"
+        )
+    if sigma >= ABSURD:
+        tell(f"sigma_0 came out as {sigma:.3g}, with which x hardly moves: give sigma=, or look at the first batch")
 
 
 def R_0(penalized: Penalized, together: Processes) -> float:  # noqa: N802 - the paper's notation

@@ -97,8 +97,9 @@ class Watch:
             f"zeros {row['zero_pct']:.2f} %",
         ]
         if row["sigma"] is not None:
-            steps = max(1, row["accepted"] + row["rejected"] + row["null"])
-            words += [f"sigma {row['sigma']:.3g}", f"accepted {100 * row['accepted'] / steps:.0f} %"]
+            words += [f"sigma {row['sigma']:.3g}"]
+            if tested := row["accepted"] + row["rejected"] + row["null"]:  # none where `test_every` is long
+                words += [f"accepted {100 * row['accepted'] / tested:.0f} %"]
         if self._trainer.view.compares_halves:
             words += [f"batch {row['batch']}"]
         return "  ".join(words)
