@@ -80,8 +80,16 @@ def test_the_fused_step_is_the_step(regularizer, sigma, chunk, monkeypatch):
 BUDGETS = [L0Ball(density=0.05), L0Ball(k=40), L0Ball(density=1.0), Ridge(0.3, L0Ball(density=0.3, floor=0))]
 
 
-@pytest.mark.parametrize("R", BUDGETS, ids=str)
-@pytest.mark.parametrize("options", [{}, {"metric": None, "momentum": 0.0}, {"reach": (1, 8)}], ids=str)
+@pytest.mark.parametrize(
+    ("R", "options"),
+    [
+        (BUDGETS[0], {}),
+        (BUDGETS[1], {"metric": None, "momentum": 0.0}),
+        (BUDGETS[2], {"reach": (1, 8)}),
+        (BUDGETS[3], {"reach": (1, 8)}),
+    ],
+    ids=str,
+)
 def test_a_budget_is_chosen_between_two_launches(R, options, monkeypatch):
     """Many whole steps beside those of the loop: within the budget at the end, on its way there, or from within."""
     monkeypatch.setattr(FusedMove, "fits", lambda _: True)
@@ -110,6 +118,24 @@ def test_a_budget_is_chosen_between_two_launches(R, options, monkeypatch):
     assert other_sigma == pytest.approx(sigma, rel=1e-6)
     for a, b in zip(slow, quick, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.filterwarnings("ignore:R\\(x_0\\) is infinite")
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_smaller_budget_that_is_given_between_steps_is_entered(fits, monkeypatch):
+    """On the device nobody looks whether x has left R's domain: any step into it is accepted, and sigma stays."""
+    monkeypatch.setattr(FusedMove, "fits", staticmethod(lambda _: fits))
+    model, x, y = nn.Linear(12, 10), torch.randn(64, 12), torch.randn(64, 10)
+    optimizer = SR2(model, L0Ball(k=60), sigma=30.0, capturable=True)
+    for _ in range(3):
+        optimizer.step(lambda: F.mse_loss(model(x), y))
+    before = optimizer.sigma
+    next(g for g in optimizer.param_groups if g["regularizer"])["regularizer"] = L0Ball(k=12)
+    optimizer.step(lambda: F.mse_loss(model(x), y))
+    assert optimizer.last_step.accepted
+    assert optimizer.sigma == before
+    assert model.weight.count_nonzero() <= 12
 
 
 @pytest.mark.parametrize("capturable", [False, True])
@@ -168,6 +194,8 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
             f_trial = torch.tensor((math.nan, math.inf)[case % 2])
         if case % 8 == 5:
             vs, dR, ss, f_trial, f = 0 * vs, 0 * dR, 0 * ss, loss, loss
+        if case % 8 == 4:  # x has left the domain of R
+            dR = torch.full_like(dR, math.inf)
         if case % 8 == 6:
             loss = f = torch.tensor(math.nan)
         if case % 8 == 7:  # a step as long as rounding: Tolerant leaves sigma

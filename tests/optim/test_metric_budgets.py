@@ -67,6 +67,18 @@ def test_sr2_descends(R, metric):
     assert loss().detach() + R.value(weights) < first
 
 
+@pytest.mark.filterwarnings("ignore:R\\(x_0\\) is infinite")
+@pytest.mark.parametrize("R", [None, *REGULARIZERS], ids=repr)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_andreis_first_steps_are_not_too_long_for_the_tolerant(R, momentum):
+    """The first D is 1 and the second at its floor, a hundredth: sigma_0 was too small for that by as much."""
+    model, loss = problem()
+    optimizer = SR2(model, R, metric="andrei", momentum=momentum)
+    losses = [float(optimizer.step(loss)) for _ in range(15)]
+    assert optimizer.counts["accepted"] >= 12
+    assert max(losses) == losses[0]
+
+
 @pytest.mark.parametrize("R", REGULARIZERS, ids=repr)
 def test_the_step_is_the_prox_in_the_metric(R):
     """ProxGEN's first step with Adam's metric: D = |g| + eps, x <- prox_{lr / D}(x - lr g / D)."""

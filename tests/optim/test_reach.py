@@ -415,7 +415,11 @@ def accuracy(network, density, steps):
 
 
 @pytest.mark.parametrize(
-    ("network", "steps"), [(mlp, 300), (lambda: models.build("cnn", 10, (1, 8, 8)), 200)], ids=["mlp", "cnn"]
+    ("network", "steps"),
+    [
+        pytest.param(mlp, 300, id="mlp"),
+        pytest.param(lambda: models.build("cnn", 10, (1, 8, 8)), 200, id="cnn", marks=pytest.mark.torture),
+    ],
 )
 def test_zeros_are_had_exactly_and_cost_little(network, steps):
     dense = accuracy(network, None, steps)

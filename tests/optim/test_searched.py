@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L0, L1, SR2
+from sr2 import L0, L1, SR2, L0Ball
 from sr2.optim import start
 from sr2.optim.curvature import LARGEST
-from sr2.optim.start import TRIES, searched
+from sr2.optim.start import FIRST, TRIES, searched
 from tests.tools import values
 
 
@@ -67,6 +67,20 @@ def test_it_ends_whatever_it_is_told(constant):
     assert len(rho.sigmas) <= TRIES
 
 
+@pytest.mark.parametrize("curvature", [1e-4, 150.0, 3e3, math.inf])
+@pytest.mark.parametrize("sigma_min", [200.0, 1e13])
+def test_it_is_never_below_the_least_sigma(sigma_min, curvature):
+    rho = Asked(lambda sigma: 1 - curvature / (2 * sigma))
+    assert searched(rho, sigma_min) >= sigma_min
+    assert min(rho.sigmas) >= sigma_min
+
+
+def test_where_nothing_is_promised_the_first_sigma_stays():
+    assert searched(lambda sigma: math.inf, 1e-6) == searched(lambda sigma: math.nan, 1e-6) == FIRST
+    sigma = searched(lambda sigma: math.inf if sigma > 0.1 else 1 - 1e-3 / (2 * sigma), 1e-6)  # rounding hides it above
+    assert sigma == pytest.approx(1e-3)
+
+
 # ---- on the first batch
 
 
@@ -86,6 +100,19 @@ def test_the_first_step_has_half_of_what_it_promised(metric, scale, capturable):
     optimizer.step(lambda: scale * closure())
     assert optimizer.last_step.rho == pytest.approx(0.5, abs=0.1)
     assert optimizer.last_step.accepted
+
+
+@pytest.mark.filterwarnings("ignore:R\\(x_0\\) is infinite")
+@pytest.mark.parametrize("R", [None, L0Ball(k=200)], ids=str)
+def test_a_first_batch_without_a_gradient_says_nothing_of_sigma(R):
+    """It was the least there is, and the second batch's step a million times too long."""
+    model, closure = problem()
+    optimizer = SR2(model, R, average=False)
+    optimizer.step(lambda: 0.0 * closure())
+    assert optimizer.sigma == FIRST
+    for _ in range(10):
+        optimizer.step(closure)
+    assert optimizer.counts["accepted"] >= 8
 
 
 def test_an_estimate_leaves_no_trace():

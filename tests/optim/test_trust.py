@@ -154,6 +154,20 @@ def test_a_bad_batch_between_tests_goes_back_and_leaves_no_trace(factor, captura
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("test_every", [2, 3, 16])
+def test_where_trust_leads_out_of_the_loss_and_a_test_finds_it_sigma_rises(test_every, capturable):
+    """A barrier: f is NaN beyond 1. With sigma as it was, the same step would leave again and again."""
+    x, slope = nn.Parameter(torch.zeros(3)), torch.tensor([1.0, 2.0, 3.0])
+    options = {"metric": None, "momentum": 0.0, "average": False, "capturable": capturable}
+    optimizer = SR2([x], sigma=0.5, test_every=test_every, **options)
+    for _ in range(100):
+        optimizer.step(lambda: -(slope * x).sum() - 0.3 * torch.log(1 - x).sum())
+    assert optimizer.sigma > 4.0
+    assert optimizer.counts["accepted"] >= 100 // test_every - 12
+    assert bool((optimizer.state[x]["passed"] < 1).all())
+
+
 @pytest.mark.parametrize("test_every", [4, "auto"])
 @pytest.mark.parametrize(
     "spoil", [lambda a: 1e5 * a, lambda a: a * math.nan, lambda a: a / 0.0], ids=["1e5", "nan", "inf"]
@@ -217,6 +231,14 @@ def test_a_state_of_before_is_tested_first():
     resumed.load_state_dict(state)
     train(4, model, resumed, first=3)
     assert [resumed.counts[name] for name in FATES] == [4, 0, 0, 0, 3]
+
+
+def test_who_tests_every_step_is_told_of_a_broken_batch_also_after_a_run_on_trust():
+    model, trusting = train(2, test_every=4)
+    optimizer = SR2(model, L1(1e-3), **TUNED)
+    optimizer.load_state_dict(trusting.state_dict())
+    with pytest.raises(FloatingPointError, match="the loss at x_t is nan"):
+        train(1, model, optimizer, spoil=lambda t, x: x * math.nan)
 
 
 def test_auto_grows_while_nothing_fails_and_falls_back():

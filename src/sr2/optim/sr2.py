@@ -286,6 +286,7 @@ class SR2(Reading, ProximalOptimizer):
                 alive = start.half_left(penalized, self._processes)
                 made = (lambda sigma: self._moves(self._proposals(sigma)), alive, self._rounding(f.loss))
                 curvature, sigma = sigma, start.searched(partial(f.rho, *made), self.sigma_min)
+                sigma /= start.falls_to(self.metric, penalized)
             start.say_absurd(curvature, sigma)
         self._search.begin(sigma, self.param_groups)
 

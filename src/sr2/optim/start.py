@@ -15,6 +15,7 @@ from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
 from .closure.losses import NO_SPARSE, Closure
 from .curvature import LARGEST, estimate_sigma0, leaves_half
+from .parts.metrics import Metric
 from .processes import Processes, check_together, parallel
 from .state import SearchState
 
@@ -137,27 +138,38 @@ def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:
 
     Along a line where f is quadratic rho = 1 - c / (2 sigma), c the curvature: a try gives c, the next one is c itself.
     Forwards only, a few of them. In a metric that is made of gradients the largest curvature says little of the one
-    along the step. A rho that says nothing (not finite, or rounding) moves sigma by a factor of at most 32.
+    along the step. A rho that says nothing (not finite, or rounding) moves sigma by a factor of at most 32. It is inf
+    where the step promises no more than rounding; where no sigma says more, the first one stays.
 
     >>> searched(lambda sigma: 1 - 50.0 / (2 * sigma), 1e-6)  # the curvature is 50
     50.0
     """
-    sigma, low, high = FIRST, sigma_min, LARGEST
+    first = max(FIRST, sigma_min)
+    sigma, low, high, promised = first, sigma_min, max(LARGEST, sigma_min), False
     for _ in range(TRIES):
         rho = rho_of(sigma)
+        promised |= rho < math.inf  # not NaN either: on a broken batch no sigma has a rho
         if abs(rho - 0.5) <= 0.1:
             break
         if rho > 0.5:
             high = sigma
         else:  # NaN too
             low = sigma
-        share = 2 * (1 - rho) if math.isfinite(rho) else math.inf
+        share = math.inf if math.isnan(rho) else 2 * (1 - rho)
         latest, sigma = sigma, sigma * min(max(share, 1 / 32), 32.0)
         if not low < sigma < high:
             sigma = math.sqrt(low * high)
         if abs(math.log(sigma / latest)) < 0.05:  # rho jumps there: no sigma has a half
-            return high if high < LARGEST else sigma
-    return sigma
+            sigma = high if high < LARGEST else sigma
+            break
+    return sigma if promised else first
+
+
+def falls_to(metric: Metric | None, penalized: Penalized) -> float:
+    """`Metric.falls_to` where steps are one per entry; a mean over entries does not fall so."""
+    if metric is None or any(r is not None and not r.diagonal for r, _ in penalized):
+        return 1.0
+    return metric.falls_to
 
 
 def say_absurd(curvature: float, sigma: float) -> None:

@@ -47,6 +47,8 @@ class Outcome(NamedTuple):
         # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
         enters = evidence.dR.isposinf() & evidence.f_trial.isfinite() & sound
         judged = sound & ~null & ~enters
+        # Between tests x may have come on trust to where f is not finite: with the same sigma it would come there anew.
+        moves_sigma = judged | ~sound if LARGEST in state.memory else judged
         accepted = (verdict.accepted & judged) | enters
         return Outcome(
             accepted=accepted,
@@ -54,7 +56,7 @@ class Outcome(NamedTuple):
             sound=sound,
             learns=sound & (accepted | null) if forgets else sound,
             rho=torch.where(evidence.ss == 0, math.nan, verdict.rho),
-            sigma=torch.where(judged, verdict.sigma.clamp_min(sigma_min), state.sigma),
+            sigma=torch.where(moves_sigma, verdict.sigma.clamp_min(sigma_min), state.sigma),
             evidence=evidence,
             memory={name: torch.where(judged, new, state.memory[name]) for name, new in verdict.memory.items()},
         )
@@ -284,7 +286,7 @@ class SearchState:
         self.chosen = dict(saved.get("chosen", chosen))
         if self.batch is not None and saved.get("batch") is not None:
             self.batch = int(saved["batch"])
-        self.pace = Pace(**saved.get("pace", {}))
+        self.pace = Pace(**saved.get("pace", {})) if LARGEST in self.memory else Pace()  # of a run that trusted
         old = {"rejected": saved.get("refused", 0)}
         for name, count in self.counts._asdict().items():
             count.fill_(int(saved.get(name, old.get(name, 0))))

@@ -146,7 +146,8 @@ class TwoEvaluations:
     def rho(
         self, make: Callable[[float], Settled], alive: Callable[[], bool], rounding: Rounding, sigma: float
     ) -> float:
-        """rho of the step that `make` makes with this sigma, -inf where too little is left; nothing stays moved."""
+        """rho of the step that `make` makes with this sigma; -inf where too little is left, inf where no more than
+        rounding is promised. Nothing stays moved."""
         self.move = move = make(sigma)
         model = move.to_trial()
         if not alive():
@@ -155,6 +156,8 @@ class TwoEvaluations:
         self.at_trial()
         move.put_back()
         evidence = Evidence.gather(self.losses(), model, rounding, self._together, torch.device("cpu"), reaching=True)
+        if evidence.predicted <= evidence.slack:
+            return math.inf
         return float((evidence.actual + evidence.slack) / (evidence.predicted + evidence.slack))
 
     def again(self) -> Tensor:

@@ -267,14 +267,16 @@ def decide(
     finite = finite & tested  # a failure on trust is to the rule a trial that is not finite
     null = (ss == 0.0) & sound
     usable = finite & (ss != 0.0) & (denominator > 0.0)
-    accepted = sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0)
-    very = accepted & tested & (numerator >= eta2 * denominator) & (predicted > known * slack)
+    enters = sound & tested & (dR == float("inf")) & (f_trial - f_trial == 0.0)  # x has left R's domain, x + s is in it
+    accepted = enters | (sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0))
+    very = accepted & tested & (enters == 0) & (numerator >= eta2 * denominator) & (predicted > known * slack)
     rejected = sound & (accepted == 0) & (null == 0)
     lower = gamma3 * sigma
     lower = tl.where(lower > sigma_min, lower, sigma_min)
     higher = tl.where(finite, gamma1, gamma2) * sigma
     fails = rejected | ((sound == 0) & (tested == 0))
-    new = tl.where(very, lower, tl.where(fails, higher, sigma))
+    raises = rejected | ((sound == 0) & (HOLDS != 0))  # x_t may have come there on trust
+    new = tl.where(very, lower, tl.where(raises, higher, sigma))
     tl.store(sigma_pointer, new)
 
     tl.store(accepted_count, tl.load(accepted_count) + (accepted & tested).to(tl.int64))

@@ -43,6 +43,11 @@ class Metric(ABC):
         """(beta, eps) of a metric that is Adam's: the fused kernel runs only where they are declared."""
         return None
 
+    @property
+    def falls_to(self) -> float:
+        """To what share of the first D the second may fall: sigma_0, found with the first, must serve for that too."""
+        return 1.0
+
     @abstractmethod
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
@@ -132,6 +137,11 @@ class Andrei(Metric):
 
     def __post_init__(self) -> None:
         check_number(self, "floor", self.floor, 0, open_low=True)
+
+    @property
+    def falls_to(self) -> float:
+        """B_1 = 1, and each update takes 1 from the entries that have hardly moved: most are at the floor at once."""
+        return min(1.0, self.floor)
 
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
