@@ -52,7 +52,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 wheel: $(READY)
-	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/hatchling build -d dist
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -481,7 +481,13 @@ WRONG_REGULARIZERS: list[Wrong] = [
     Wrong(lambda: L0Ball(), ValueError, "exactly one of k and density"),
     Wrong(lambda: L0Ball(k=1, density=0.5), ValueError, "exactly one of k and density"),
     *(Wrong(lambda k=k: L0Ball(k=k), ValueError, "k must be an integer of at least 0") for k in (-1, 1.5, 2.0, True)),
-    *(Wrong(lambda d=d: L0Ball(density=d), ValueError, "density must be a number") for d in (-0.1, 1.1, "1")),
+    Wrong(lambda: L0Ball(0.05), ValueError, "k is a number of nonzeros, and is 0.05: a share is density=0.05"),
+    *(
+        Wrong(
+            lambda d=d: L0Ball(density=d), ValueError, "density must be the share that stays, .*density=0.05 keeps 5 %"
+        )
+        for d in (-0.1, 1.1, 5, "1", True, float("nan"))
+    ),
     *(Wrong(lambda r=r: Rank(r), ValueError, "r must be an integer of at least 0") for r in (-1, 1.0)),
     *(Wrong(lambda f=f: L0Ball(1, floor=f), ValueError, "floor must be a number") for f in (-0.1, 1.1, "1")),
     Wrong(lambda: L0Ball(1, groups="kernels"), ValueError, "L0Ball: groups must be .* a callable, and is 'kernels'"),

@@ -29,6 +29,17 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(command in said for command in COMMANDS if " " not in command)
 
 
+@pytest.mark.parametrize("above", ["", "data", "paper"])
+def test_a_list_of_commands_has_one_line_for_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, above: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = helps(capsys, *above.split()).partition("(required)")[2]
+    lines = [line for row in listed.splitlines() if (line := row.strip(" │╰─╯-"))]  # a frame, as the terminal can
+    names = [command.split()[-1] for command in COMMANDS if command.rpartition(" ")[0] == above]
+    assert [re.fullmatch(r"• (\w+) +\w.*\.", line)[1] for line in lines] == names  # type: ignore[index]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert f"usage: sr2 {command}" in helps(capsys, *command.split())

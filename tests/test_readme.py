@@ -66,3 +66,9 @@ def test_the_citation_is_valid_yaml_with_the_paper():
         assert f"\n{line}\n" in f"\n{text}"
     assert "A Stochastic Proximal Method for Nonsmooth Regularized Finite Sum Optimization" in text
     assert "\t" not in text
+
+
+def test_the_newest_release_of_the_changelog_is_this_version_on_the_day_of_the_citation():
+    changes, citation = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff"))
+    (day,) = re.findall(r'^date-released: "(.*)"$', citation, re.MULTILINE)
+    assert re.findall(r"^## (\d.*)$", changes, re.MULTILINE)[0] == f"{sr2.__version__} ({day})"

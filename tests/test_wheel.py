@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -53,6 +54,16 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert any(n.endswith("LICENSE") for n in names)
     needed = [line for line in words.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
     assert sorted(line.split()[1].split(">")[0] for line in needed) == ["numpy", "torch"]
+
+
+def test_the_sdist_holds_what_make_test_needs(tmp_path):
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
+    with tarfile.open(tmp_path / f"sr2-{sr2.__version__}.tar.gz") as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    folders = (ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", "results"))
+    needed = [p for folder in folders for p in folder.rglob("*.*") if p.is_file() and "__pycache__" not in p.parts]
+    files = ("Makefile", "constraints.txt", "pyproject.toml", "mkdocs.yml", "README.md", "CITATION.cff", "LICENSE")
+    assert names >= {*files, *(path.relative_to(ROOT).as_posix() for path in needed)}
 
 
 def test_a_step_from_the_installed_wheel(wheel, tmp_path):

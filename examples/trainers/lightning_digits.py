@@ -1,4 +1,4 @@
-"""SR2 in Lightning: automatic optimization, a progress bar with sigma, rho and zeros, a checkpoint to resume from.
+"""SR2 in Lightning: a progress bar with sigma, rho and zeros; the average is what is validated and saved.
 
 python examples/trainers/lightning_digits.py
 """
@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sr2 import L1, SR2, sparsity
-from sr2.trainers.lightning import Monitor
+from sr2 import L1, SR2, recalibrate_, sparsity
+from sr2.trainers.lightning import Averaged, Monitor
 
 
 class Digits(lightning.LightningModule):
@@ -25,6 +25,10 @@ class Digits(lightning.LightningModule):
         x, y = batch
         return nn.functional.cross_entropy(self.network(x), y)
 
+    def validation_step(self, batch):
+        x, y = batch
+        self.log("accuracy", (self.network(x).argmax(1) == y).double().mean(), prog_bar=True)
+
     def configure_optimizers(self):
         return SR2(self, L1(1e-3))
 
@@ -33,9 +37,12 @@ def main(folder):
     lightning.seed_everything(0, verbose=False)
     images, labels = (torch.tensor(a) for a in load_digits(return_X_y=True))
     loader = DataLoader(TensorDataset(images.float() / 16, labels), batch_size=128, shuffle=True)
-    model = Digits()
-    trainer = lightning.Trainer(max_epochs=3, callbacks=[Monitor(every=5)], default_root_dir=folder, logger=False)
-    trainer.fit(model, loader)
+    rest = DataLoader(loader.dataset, batch_size=600)
+    averaged = Averaged(lambda digits: recalibrate_(digits.network, loader))  # validated and saved: the average
+    callbacks = [Monitor(every=5), averaged]
+    trainer = lightning.Trainer(max_epochs=3, callbacks=callbacks, default_root_dir=folder, logger=False)
+    trainer.fit(Digits(), loader, rest)
+    model = Digits.load_from_checkpoint(trainer.checkpoint_callback.best_model_path)
     with torch.no_grad():
         accuracy = (model.eval().network(images.float() / 16).argmax(1) == labels).double().mean()
     print(f"accuracy {100 * accuracy:.1f} %")

@@ -206,6 +206,7 @@ with pytest.MonkeyPatch.context() as patch:
 """
 
 
+@pytest.mark.torture
 def test_a_queue_that_is_killed_goes_on_to_the_same_bits(small: None) -> None:
     Path("rehearsal.py").write_text(REHEARSAL)
     words = ["paper", "queue", "--rows", "paper", "--epochs", "12", "--device", "cpu", "--jobs", "2"]

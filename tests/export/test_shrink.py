@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from sr2 import channel_groups
 from sr2.experiments.models import build
 from sr2.export import load, save, shrink
 from sr2.export.measure import macs
@@ -262,6 +263,15 @@ def test_an_unknown_operation_is_named_and_nothing_is_touched(function, word):
         shrink(model, torch.zeros(1, 4))
     assert "\n" not in str(error.value)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("follow", [shrink, lambda model, example: channel_groups(model, example, density=0.5)])
+def test_an_example_that_the_network_does_not_take_is_named(follow):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    words = r"Sequential itself fails with the example of shape \(1, 3, 8, 8\) \(.*channels.*\): give it another"
+    with pytest.raises(ValueError, match=words) as error:
+        follow(model, torch.zeros(1, 3, 8, 8))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

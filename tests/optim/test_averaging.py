@@ -69,6 +69,23 @@ def test_afterwards_the_iterate_is_back_to_the_bit_also_after_an_error():
     assert all(torch.equal(p, x) for p, x in zip(model.parameters(), points[-1], strict=True))
 
 
+def test_afterwards_batch_norm_is_that_of_the_last_iterate_again():
+    model, optimizer, _ = run()
+    before = [b.clone() for b in model.buffers()]
+    with optimizer.averaged():
+        recalibrate_(model, X)
+        assert not torch.equal(model[1].running_mean, before[0])
+    assert all(torch.equal(b, old) for b, old in zip(model.buffers(), before, strict=True))
+
+
+def test_a_checkpoint_that_is_saved_inside_is_told():
+    _, optimizer, _ = run()
+    with optimizer.averaged(), pytest.warns(UserWarning, match="inside averaged.*after the with block") as found:
+        optimizer.state_dict()
+    assert found[0].filename == __file__
+    optimizer.state_dict()  # silent
+
+
 def test_zeros_of_the_last_iterate_are_zeros_of_the_average():
     model, optimizer, _ = run(regularizer=L0(5e-3), steps=30)
     zeros = [p == 0 for p in model.parameters()]

@@ -80,8 +80,16 @@ def test_the_fused_step_is_the_step(regularizer, sigma, chunk, monkeypatch):
 BUDGETS = [L0Ball(density=0.05), L0Ball(k=40), L0Ball(density=1.0), Ridge(0.3, L0Ball(density=0.3, floor=0))]
 
 
-@pytest.mark.parametrize("R", BUDGETS, ids=str)
-@pytest.mark.parametrize("options", [{}, {"metric": None, "momentum": 0.0}, {"reach": (1, 8)}], ids=str)
+@pytest.mark.parametrize(
+    ("R", "options"),
+    [
+        (BUDGETS[0], {}),
+        (BUDGETS[1], {"metric": None, "momentum": 0.0}),
+        (BUDGETS[2], {"reach": (1, 8)}),
+        (BUDGETS[3], {"reach": (1, 8)}),
+    ],
+    ids=str,
+)
 def test_a_budget_is_chosen_between_two_launches(R, options, monkeypatch):
     """Many whole steps beside those of the loop: within the budget at the end, on its way there, or from within."""
     monkeypatch.setattr(FusedMove, "fits", lambda _: True)

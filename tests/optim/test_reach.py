@@ -415,10 +415,26 @@ def accuracy(network, density, steps):
 
 
 @pytest.mark.parametrize(
-    ("network", "steps"), [(mlp, 300), (lambda: models.build("cnn", 10, (1, 8, 8)), 200)], ids=["mlp", "cnn"]
+    ("network", "steps"),
+    [
+        pytest.param(mlp, 300, id="mlp"),
+        pytest.param(lambda: models.build("cnn", 10, (1, 8, 8)), 200, id="cnn", marks=pytest.mark.torture),
+    ],
 )
 def test_zeros_are_had_exactly_and_cost_little(network, steps):
     dense = accuracy(network, None, steps)
     assert dense > 0.95
     for density, loss in ((0.1, 0.02), (0.05, 0.04), (0.02, 0.12)):
         assert accuracy(network, density, steps) > dense - loss
+
+
+def test_a_run_that_is_much_longer_than_was_said_is_told_once():
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 1), torch.randn(16, 6)
+    optimizer = SR2(model, L0Ball(density=0.5), steps=10)
+    for _ in range(11):
+        optimizer.step(lambda: model(x).square().mean())  # one more is no mistake
+    with pytest.warns(UserWarning, match=r"step 12 of SR2\(..., steps=10\).*epochs \* len\(loader\)") as said:
+        optimizer.step(lambda: model(x).square().mean())
+    assert said[0].filename == __file__
+    optimizer.step(lambda: model(x).square().mean())  # silent

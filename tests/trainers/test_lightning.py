@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sr2 import L1, SR2
+from sr2 import L1, SR2, recalibrate_
 
 lightning = pytest.importorskip("lightning")
 from lightning.pytorch.callbacks import LearningRateMonitor  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
-from sr2.trainers.lightning import Accumulates, Monitor  # noqa: E402
+from sr2.trainers.lightning import Accumulates, Averaged, Monitor  # noqa: E402
 from tests.tools import remembered  # noqa: E402
 
 torch.manual_seed(0)
@@ -148,6 +148,86 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
     assert end.global_step == last.global_step == 16
     assert same(weights(resumed), weights(whole))
     assert remembered(resumed.optimizer.state_dict()) == remembered(whole.optimizer.state_dict())
+
+
+class Validated(Net):
+    """Keeps an average, and what it was validated with."""
+
+    def __init__(self):
+        super().__init__()
+        self.validated = []
+
+    def configure_optimizers(self):
+        self.optimizer = SR2(self, L1(1e-3))
+        return self.optimizer
+
+    def validation_step(self, batch, batch_idx):
+        self.validated.append(weights(self))
+        self.log("error", float(len(self.validated)))
+
+
+BATCHES = list(zip(X.split(16), Y.split(16), strict=True))
+
+
+def validate(tmp_path, model, *, callback=None, **options):
+    callback = callback or Averaged(lambda net: recalibrate_(net.network, BATCHES))
+    options = {"val_dataloaders": DataLoader(TensorDataset(X, Y), batch_size=64)} | options
+    lightning.seed_everything(3, verbose=False)
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        max_epochs=options.pop("max_epochs", 2),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        callbacks=[callback],
+    )
+    trainer.fit(model, DataLoader(TensorDataset(X, Y), batch_size=16), **options)
+    return trainer
+
+
+def test_the_average_is_validated_and_saved_and_the_run_goes_on_from_the_last_iterate(tmp_path, said):
+    whole, half, plain = Validated(), Validated(), Validated()
+    validate(tmp_path / "plain", plain, callback=Monitor(), max_epochs=4)
+    validate(tmp_path / "whole", whole, max_epochs=4)
+    assert same(weights(whole), weights(plain))  # validation has left no trace, in no batch norm either
+    said.clear()  # the plain one is told of its average
+
+    trainer = validate(tmp_path / "half", half)
+    with half.optimizer.averaged():
+        recalibrate_(half.network, BATCHES)
+        average = weights(half)
+    assert same(half.validated[-1], average)
+    assert not same(average, weights(half))
+
+    path = trainer.checkpoint_callback.best_model_path
+    assert same(weights(Validated.load_from_checkpoint(path)), average)
+    resumed = Validated()
+    validate(tmp_path / "half", resumed, max_epochs=4, ckpt_path=path)
+    assert same(weights(resumed), weights(whole))
+    assert same(resumed.validated[-1], whole.validated[-1])
+    assert said == []
+
+
+def test_without_validation_the_average_is_saved_too_and_after_an_error_the_last_iterate_is_back(tmp_path, said):
+    model = Validated()
+    trainer = validate(tmp_path, model, val_dataloaders=None)
+    loaded = Validated.load_from_checkpoint(trainer.checkpoint_callback.best_model_path)
+    assert not same(weights(loaded), weights(model))
+    assert said == []
+
+    class Fails(Validated):
+        def validation_step(self, batch, batch_idx):
+            if self.global_step:  # not before the first step
+                raise KeyError
+
+    plain = Validated()
+    validate(tmp_path, plain, val_dataloaders=None, max_epochs=1)
+    model = Fails()
+    with pytest.raises(KeyError):
+        validate(tmp_path, model, max_epochs=1)
+    assert same(weights(model), weights(plain))
 
 
 def test_processes_that_would_decide_alone_are_refused():

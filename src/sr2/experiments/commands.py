@@ -1,6 +1,6 @@
 """The commands of `sr2`: argument parsing and nothing else. Signatures are flags, docstrings are help.
 
-A new command is a function here that calls into its room, and a line in `_APP`.
+A new command is a function here that calls into its room, and a line in `_APP`. Lists show its first sentence.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _app(commands: dict[str, Any], arguments: Sequence[str]) -> Any:
         if isinstance(command, dict):
             app.command(_app(command, arguments), name=name, help=f"{_HELP[name]}: {', '.join(command)}.")
         else:
-            app.command(name=name)(command(arguments) if command in _MADE else command)
+            made = command(arguments) if command in _MADE else command
+            app.command(name=name, help=None if name in arguments else f"{made.__doc__.partition('.')[0]}.")(made)
     return app
 
 
@@ -59,7 +60,7 @@ def train_one(arguments: Sequence[str]) -> Callable[..., None]:
     flags = training_flags(RunConfig(), RUNS)
 
     def train_one(values: Any) -> None:
-        """Train one network; a finished run is skipped, an interrupted one goes on."""
+        """Train one network. A finished run is skipped, an interrupted one goes on."""
         _train(flags.config(values), **flags.files(values))
 
     return _with(flags, train_one)
@@ -69,7 +70,7 @@ def train_grid(arguments: Sequence[str]) -> Callable[..., int]:
     flags = training_flags(Grid(), RUNS)
 
     def train_grid(values: Any, place: Any = Place()) -> int:  # noqa: B008 - frozen
-        """Train a grid of optimizers x regularizers x lambdas x seeds; ends with a table and a report."""
+        """Train a grid of runs, with a table and a report. It is optimizers x regularizers x lambdas x seeds."""
         files = flags.files(values)
         with StopSignals() as stop:
             done, failed = compare(flags.config(values), files["runs"], stop, files["tensorboard"], place)
@@ -93,7 +94,7 @@ def paper_run(arguments: Sequence[str]) -> Callable[..., None]:
     flags = training_flags(recipe, RUNS)
 
     def paper_run(values: Any, cell: Any) -> None:
-        """Train one cell of the paper with its settings; each flag overrides one (`CELL --help` shows them).
+        """Train one cell of the paper with its settings. Each flag overrides one; `CELL --help` shows them.
 
         Args:
             cell: One of `sr2 paper list`.
@@ -127,7 +128,7 @@ def paper_queue(
     done: tuple[Path, ...] = (),
     show: bool = False,
 ) -> int:
-    """Train all cells of a data set, one after another; what is finished is skipped, what was interrupted goes on.
+    """Train all cells of a data set, one after another. The finished are skipped, the interrupted go on.
 
     Args:
         data: cifar10 or cifar100.
@@ -177,7 +178,7 @@ def _train(config: RunConfig, runs: str, tensorboard: bool) -> None:
 
 
 def prune(folders: Folders, *, device: str | None = None, weights: Which | None = None, trust: bool = False) -> int:
-    """Set |w| <= 10^-k to zero for k = 1..8, without retraining, and measure: prune.json of each finished run.
+    """Set small weights of finished runs to zero, and measure. Those with |w| <= 10^-k, for k = 1 to 8: prune.json.
 
     Args:
         folders: Run folders, or folders of them.
@@ -191,7 +192,7 @@ def prune(folders: Folders, *, device: str | None = None, weights: Which | None 
 
 
 def shrink(folders: Folders, *, weights: Which | None = None, trust: bool = False) -> int:
-    """Remove the channels that nothing depends on, exactly: shrunk.safetensors and its figures of each finished run.
+    """Remove the dead channels of finished runs, exactly. Writes shrunk.safetensors and its figures into each run.
 
     Args:
         folders: Run folders, or folders of them.
@@ -210,7 +211,7 @@ def export(
     weights: Which | None = None,
     trust: bool = False,
 ) -> int:
-    """Write each finished run's network for use: small, for onnxruntime, or for sparse tensor cores; and measure it.
+    """Write the networks of finished runs for use. Small, for onnxruntime or for sparse tensor cores; and measured.
 
     Args:
         folders: Run folders, or folders of them.
@@ -261,7 +262,7 @@ def bench(
     sparse: Path | None = None,
     trust: bool = False,
 ) -> None:
-    """Time a training step against torch's SGD, and the optimizer's own work against a copy: ratios of one process.
+    """Time a training step against torch's SGD. Beside it the optimizer's own work against a copy, as ratios.
 
     Args:
         config: what to time.
@@ -308,7 +309,7 @@ def data_check(name: Name) -> None:
 
 
 def paper_list(*, runs: Path = RUNS) -> None:
-    """The paper's cells, their published numbers, and which of them were run.
+    """The paper's cells, their numbers, and which of them were run.
 
     Args:
         runs: The folder of runs.
@@ -331,8 +332,7 @@ def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
     print_and_write(_readable([runs], missing_ok=runs.is_dir()), runs, out or runs / "paper")
 
 
-_MADE = (train_one, train_grid, paper_run)
-"""These make their command, as its flags are made while the program runs."""
+_MADE = (train_one, train_grid, paper_run)  # these make their command: its flags are made while the program runs
 _HELP = {"data": "Data sets", "paper": "The paper's experiments"}
 _APP: dict[str, Any] = {
     "train": train_one,

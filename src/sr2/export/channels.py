@@ -15,7 +15,7 @@ from .measure import Example, inputs_of
 from .operations import LAYERS
 from .rebuild import refresh, set_tensor
 from .rules import Layer, Rules
-from .trace import Dimension, calls, leaves, run, trace
+from .trace import Dimension, UnknownOperationError, calls, leaves, run, trace
 from .values import FIXED, Value
 
 
@@ -38,14 +38,29 @@ def is_layer(module: nn.Module) -> bool:
 
 def followed(model: nn.Module, example: tuple[Tensor, ...]) -> Rules:
     """What every operation of the network means for its channels; arguments as for `plan`."""
-    graph, traced = trace(model, is_layer, example)
-    rules = Rules(traced, calls(graph))
-    with torch.no_grad():
-        for item in leaves(run(graph, traced, example, rules)):
-            if isinstance(item, Value):
-                rules.atoms.fix(item.atoms)
+    try:
+        graph, traced = trace(model, is_layer, example)
+        rules = Rules(traced, calls(graph))
+        with torch.no_grad():
+            for item in leaves(run(graph, traced, example, rules)):
+                if isinstance(item, Value):
+                    rules.atoms.fix(item.atoms)
+    except UnknownOperationError as error:
+        raise UnknownOperationError(f"{error}{_of_example(model, example)}") from error
     _fix_sizes(graph, rules)
     return rules
+
+
+def _of_example(model: nn.Module, example: tuple[Tensor, ...]) -> str:
+    """What to say where the network itself does not take the example: the more likely mistake."""
+    try:
+        with torch.no_grad():
+            model(*example)
+    except Exception as error:
+        shapes = ", ".join(str(tuple(item.shape)) for item in example)
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return f"; {type(model).__name__} itself fails with the example of shape {shapes} ({reason}): give it another"
+    return ""
 
 
 def numbered(model: nn.Module, example: Example) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:

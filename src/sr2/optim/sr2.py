@@ -158,6 +158,7 @@ class SR2(Reading, ProximalOptimizer):
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
         self._search.batch = None if batch_growth is None else batch_growth.batch
+        self._search.end = steps if self.schedule is cooling and cooldown is None else None
         self._reminder = Reminder.of(self, self._module)
         self._place()
 

@@ -125,6 +125,8 @@ class SearchState:
     """What `show` wrote last, or the version of the tensor that it wrote; None in a copy."""
     told: bool = False
     """That nobody reads an `lr` which is written."""
+    end: int | None = None
+    """How many steps there will be, where that was said and is not passed yet."""
 
     @staticmethod
     def start(sigma: float | None, memory: Mapping[str, float], schedule: Schedule | None) -> SearchState:
@@ -194,12 +196,24 @@ class SearchState:
     def follow(self, schedule: Schedule | None, groups: Sequence[dict[str, Any]]) -> None:
         """sigma of the next step by the schedule; not before it is known, as after a first batch that was broken."""
         if schedule is not None and self.sigma_known:
-            sigma, memory = schedule.apply(self.sigma, self.steps, self.memory)
+            t = self.steps
+            sigma, memory = schedule.apply(self.sigma, t, self.memory)
             for number in (self.sigma, self.figures.sigma):
                 number.copy_(sigma)
             for name, value in memory.items():
                 self.memory[name].copy_(value)
+            if self.end is not None and self.lr is None:
+                self._past(self.end, int(t))
         self.show(groups)
+
+    def _past(self, end: int, t: int) -> None:
+        """A run that is much longer than was said hardly moves any more, which is told once."""
+        if t > 1.1 * end:
+            self.end = None
+            tell(
+                f"this is step {t} of SR2(..., steps={end}), and from step {end} on steps stay a fiftieth as long: "
+                "steps counts the batches of all epochs, epochs * len(loader)"
+            )
 
     def show(self, groups: Sequence[dict[str, Any]]) -> None:
         """1 / sigma as the `lr` of every group, for what reads one; no host read where it is a tensor, shared by all.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import like, wide
-from .base import Step, check_integer, check_number
+from .base import Step, check_integer, check_number, is_real, shown
 from .budget import Budget
 from .channels import Channels
 from .grouping import Grouping, Groups, check_groups, grouping, groups_in_words
@@ -58,10 +58,15 @@ class L0Ball(Budget):
     def __post_init__(self) -> None:
         if (self.k is None) == (self.density is None):
             raise ValueError(f"L0Ball: give exactly one of k and density, not {self.k!r} and {self.density!r}")
+        if self.k is not None and is_real(self.k) and 0 < self.k < 1:
+            raise ValueError(f"L0Ball: k is a number of nonzeros, and is {self.k!r}: a share is density={self.k!r}")
         if self.k is not None:
             check_integer(self, "k", self.k, 0)
-        elif self.density != 1:
-            check_number(self, "density", self.density, 0, 1)  # or 1 itself, the whole group
+        elif not is_real(self.density) or not 0 <= self.density <= 1:  # type: ignore[operator]
+            raise ValueError(
+                "L0Ball: density must be the share that stays, between 0 and 1, "
+                f"and is {shown(self.density)}: density=0.05 keeps 5 % and makes 95 % zero"
+            )
         if self.groups is not None and not isinstance(self.groups, Channels):
             check_groups(self, self.groups)
         if self.floor not in (None, 1):

@@ -1,15 +1,17 @@
-"""Lightning: SR2 works under automatic optimization as it is. Here are what it shows, and accumulation.
+"""Lightning: SR2 works under automatic optimization as it is. Here are what it shows, its average, and accumulation.
 
 class Net(lightning.LightningModule):
     def configure_optimizers(self):
         return SR2(self, L1(1e-4))
 
-lightning.Trainer(callbacks=[Monitor()]).fit(Net(), loader)
+lightning.Trainer(callbacks=[Monitor(), Averaged()]).fit(Net(), loader, validation)
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import lightning
@@ -51,6 +53,69 @@ class Monitor(lightning.Callback):
                 if last is not None:
                     zeros = sparsity(pl_module).fraction
                     pl_module.log_dict({"sigma": last.sigma, "rho": last.rho, "zeros": zeros}, prog_bar=True)
+
+
+class Averaged(lightning.Callback):
+    """Validates the average of the iterates, and puts it into checkpoints, in the place of the last iterate.
+
+    A checkpoint's `state_dict` is then the network that was validated: `Net.load_from_checkpoint` gives the average.
+    The last iterate is beside it as `current_model_state`, as in Lightning's `WeightAveraging`, and `fit(...,
+    ckpt_path=...)` with this callback goes on from it. After `fit` the module holds the last iterate.
+
+    Args:
+        recalibrate: called with the module when it holds the average, for its batch norms:
+            `lambda net: recalibrate_(net.network, loader)`.
+    """
+
+    LAST = "current_model_state"
+
+    def __init__(self, recalibrate: Callable[[Any], object] | None = None) -> None:
+        self.recalibrate = recalibrate
+        self._inside = ExitStack()
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        for optimizer in _averaging(trainer):
+            optimizer.averaged()  # from now on it need not remind of its average
+
+    def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if trainer.state.fn == "fit":  # elsewhere the weights are those of a file, or the user's
+            self._enter(trainer, pl_module, self._inside)
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._inside.close()  # before the checkpoint is written, since Lightning calls ModelCheckpoint last
+
+    def on_exception(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        self._inside.close()
+
+    def on_save_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[self.LAST] = _copied(checkpoint["state_dict"])
+        with ExitStack() as inside:
+            self._enter(trainer, pl_module, inside)
+            checkpoint["state_dict"] = _copied(pl_module.state_dict())
+
+    def on_load_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.state.fn == "fit" and self.LAST in checkpoint:
+            pl_module.load_state_dict(checkpoint[self.LAST])
+
+    def _enter(self, trainer: lightning.Trainer, module: lightning.LightningModule, inside: ExitStack) -> None:
+        for optimizer in _averaging(trainer):
+            inside.enter_context(optimizer.averaged())
+        if self.recalibrate is not None:
+            self.recalibrate(module)
+
+
+def _averaging(trainer: lightning.Trainer) -> list[SR2]:
+    return [o for o in trainer.optimizers if isinstance(o, SR2) and o.averaging is not None]
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
 class Accumulates(lightning.LightningModule):

@@ -88,10 +88,10 @@ def move_toward(averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor
 def averaged(
     optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]] | None = None
 ) -> AbstractContextManager[None]:
-    """The average in place of x, zero where a penalized x is zero; afterwards x again, to the bit.
+    """The average in place of x, zero where a penalized x is zero; afterwards x and all buffers again, to the bit.
 
     Args:
-        optimizer: whose `averaging` is not None.
+        optimizer: whose `averaging` is not None, and whose buffers are those of its module, if it was given one.
         groups: params and their regularizer, where the optimizer's own groups do not say it.
     """
     if getattr(optimizer, "averaging", None) is None:
@@ -105,8 +105,10 @@ def averaged(
 def _swapped(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]]) -> Iterator[None]:
     states = optimizer.state
     together: Processes = getattr(optimizer, "_processes", ALONE)
-    swapped: list[tuple[Tensor, Tensor]] = []
-    guard = optimizer.register_step_pre_hook(_no_step)  # a step would be lost here
+    module: nn.Module | None = getattr(optimizer, "_module", None)
+    buffers = () if module is None else module.buffers()
+    swapped = [(buffer, buffer.clone()) for buffer in buffers]  # `recalibrate_` inside is for the average alone
+    guards = optimizer.register_step_pre_hook(_no_step), optimizer.register_state_dict_pre_hook(_no_checkpoint)
     try:
         with torch.no_grad():
             for group in groups:
@@ -120,7 +122,8 @@ def _swapped(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any
         together.reshard()
         yield
     finally:
-        guard.remove()
+        for guard in guards:
+            guard.remove()
         with torch.no_grad():
             for x, old in swapped:
                 x.copy_(old)
@@ -130,6 +133,13 @@ def _swapped(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any
 def _no_step(*_: object) -> None:
     raise RuntimeError(
         "a step inside averaged() would be lost with the average: leave the with block before you train on"
+    )
+
+
+def _no_checkpoint(*_: object) -> None:
+    tell(
+        "the state of the optimizer is saved inside averaged(), where the module holds the average, and a run is "
+        "resumed from the last iterate: save both after the with block to go on from them"
     )
 
 
