@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -154,3 +155,19 @@ def test_a_batch_that_is_not_finite_is_said(broken):
     assert math.isnan(optimizer.sigma)
     optimizer.estimate_sigma(closure)
     assert optimizer.sigma > 0
+
+
+@pytest.mark.parametrize(("metric", "told"), [("adam", True), (None, False)])
+def test_an_embedding_of_which_a_batch_touches_little_is_told(metric, told):
+    """Where D is Adam's eps, a penalty takes what no batch has touched yet."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(1000, 8), nn.Linear(8, 1))
+    words = torch.arange(10)
+    optimizer = SR2(model, L1(1e-4), metric=metric)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            optimizer.step(lambda: model(words).square().mean())
+    found = [str(w.message) for w in caught if "had no gradient in the first batch" in str(w.message)]
+    assert len(found) == told
+    assert all("99 % of a penalized tensor of shape (1000, 8)" in message for message in found)
