@@ -128,9 +128,9 @@ def half_left(penalized: Penalized, together: Processes) -> Callable[[], bool]:
         untouched = int((x != 0).sum()) - int(touched.sum())
         if 2 * untouched > x.numel() > 1:
             tell(
-                f"{100 * untouched / x.numel():.0f} % of a penalized tensor of shape {tuple(x.shape)} had no gradient in "
-                "the first batch, as of an embedding: in a metric that is made of gradients R sets such entries to zero "
-                "at once; leave it out with param_groups, or use metric=None"
+                f"{100 * untouched / x.numel():.0f} % of a penalized tensor of shape {tuple(x.shape)} had no gradient "
+                "in the first batch, as of an embedding: in a metric that is made of gradients R sets such entries to "
+                "zero at once; leave it out with param_groups, or use metric=None"
             )
 
     def left() -> float:
