@@ -29,8 +29,8 @@ setup: $(READY)
 # The constraints pin torch: a looser request would fetch gigabytes of CUDA for a CPU test.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch hatchling editables
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[experiments,tensorboard,tests,trainers,docs]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch hatchling editables
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[experiments,tensorboard,tests,trainers,docs]'
 	touch $@
 
 lint: $(READY)

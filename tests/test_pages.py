@@ -88,6 +88,7 @@ def test_every_flag_of_a_command_exists(command, capsys):
         assert f"{flag} " in said, f"sr2 {' '.join(words[:depth])} has no {flag}"
 
 
+@pytest.mark.torture
 def test_the_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("results").symlink_to(ROOT / "results")

@@ -265,6 +265,7 @@ def test_runs_travel_and_go_on_elsewhere(small: None) -> None:
     same_run(Path("elsewhere", run.key), Path("whole", run.key))
 
 
+@pytest.mark.torture
 def test_cifar100_end_to_end(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Files of the official shapes through the official reader, and every cell of the paper's CIFAR-100 tables."""
     folder = tmp_path / "data" / "cifar-100-binary"

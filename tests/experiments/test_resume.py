@@ -88,6 +88,7 @@ def test_the_second_signal_is_immediate() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.torture
 def test_real_signals_at_random_moments(tmp_path: Path) -> None:
     seed = time.time_ns() % 10**6
     chance = random.Random(seed)

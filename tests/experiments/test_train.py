@@ -143,7 +143,7 @@ def test_a_finished_run_is_skipped_where_nothing_can_be_written(
 
 
 @pytest.mark.parametrize("file", ["config.json", "env.json", "metrics.jsonl", "prune.json", "result.json"])
-@pytest.mark.parametrize("content", ["{\n", "[1]\n"])
+@pytest.mark.parametrize("content", [pytest.param("{\n", marks=pytest.mark.torture), "[1]\n"])
 def test_the_way_out_of_a_damaged_file_works(file: str, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train() == 0
     record = read_run(only_run())
