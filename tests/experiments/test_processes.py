@@ -20,6 +20,8 @@ from sr2.experiments.run.processes import ALONE, Processes, check
 from sr2.experiments.run.whole_batch import Together
 from tests.experiments.tools.processes import close_runs, start
 
+pytestmark = pytest.mark.torture  # two processes at once; see docs/reliability.md
+
 FLAGS = ["--epochs", "2", "--batch", "64", "--sigma", "0.02", "--eta2", "0.9"]  # steps that are too long at first
 
 

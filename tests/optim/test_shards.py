@@ -42,6 +42,8 @@ from sr2 import (
 from sr2.numerics import whole
 from sr2.rules import Ratio, Tolerant
 
+pytestmark = pytest.mark.torture  # two processes at once; tests/trainers runs an example of fully_shard
+
 NAMED = {
     "L1": L1(3e-3),
     "L0": L0(1e-3),
