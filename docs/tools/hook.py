@@ -19,7 +19,7 @@ from typing import Any
 
 from mkdocs.utils import get_relative_url
 
-SHIM, OWN_SHIM = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
+SHIM, OWN_SHIM = re.compile(r"https://[^\"']+/iframe-worker/shim"), "assets/iframe-worker.js"
 ROOT = Path(__file__).parents[2]
 ASKED = re.compile(r"<!-- (command line|names|contributing)(?:: (.+?))? -->")
 LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+)(?:#[^)]*)?\)")
@@ -40,7 +40,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
     """The one script that the offline search would fetch from elsewhere is our copy of it."""
-    return output.replace(SHIM, get_relative_url(OWN_SHIM, page.url))
+    return SHIM.sub(get_relative_url(OWN_SHIM, page.url), output)
 
 
 def contributing(title: str) -> str:

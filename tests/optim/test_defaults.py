@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -94,3 +96,12 @@ def test_the_papers_defaults_are_algorithm_1_with_its_constants() -> None:
     assert same_bits(one.parameters(), other.parameters())
     assert (a.sigma, a.counts, a.last_step) == (b.sigma, b.counts, b.last_step)
     assert a.counts["rejected"] > 0
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay", "betas", "epochs"])
+def test_what_other_optimizers_are_told_has_its_way(name):
+    with pytest.raises(TypeError, match=rf"SR2 has no {name}=0.5: (it|give)"):
+        SR2(nn.Linear(2, 1), **{name: 0.5})
+    assert name not in inspect.signature(SR2).parameters
+    with pytest.raises(TypeError, match="unexpected keyword argument 'etta'"):
+        SR2(nn.Linear(2, 1), etta=0.5)

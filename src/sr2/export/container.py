@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .files import write_whole
+from ..files import write_whole
 from .index_map import IndexMap
 from .rebuild import refresh, set_tensor
 

@@ -16,8 +16,8 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from ..files import write_whole
 from .channels import is_layer
-from .files import write_whole
 from .measure import Example, inputs_of, macs, parameters
 from .shrink import shrink
 from .trace import UnknownOperationError, calls, leaves, trace

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from numbers import Real
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -25,6 +26,29 @@ SHOWN = (
     *("autocast", "epsilon", "batch_growth", "capturable"),
 )
 """The options that `repr` shows where they are set."""
+
+
+ELSEWHERE = {
+    "lr": "it finds its own steps; ProxGEN(model, R, lr=...) takes one",
+    "weight_decay": "give it as a regularizer, Ridge(lam, R)",
+    "betas": "give momentum=, and metric=sr2.metrics.Adam(beta=...)",
+    "epochs": "give steps=epochs * len(loader)",
+}
+"""What other optimizers are told, and the way to it here."""
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def names_the_way(init: Init) -> Init:
+    """The constructor, with a sentence for what is called otherwise here."""
+
+    @wraps(init)
+    def checked(*args: Any, **options: Any) -> None:
+        for name, way in ELSEWHERE.items():
+            if name in options:
+                raise TypeError(f"SR2 has no {name}={options[name]!r}: {way}")
+        init(*args, **options)
+
+    return checked  # type: ignore[return-value]
 
 
 class Unsaid(NamedTuple):

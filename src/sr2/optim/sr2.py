@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..regularizers.base import Regularizer
 from . import start
-from .arguments import NO_CLOSURE, check_options, check_sigma, part, said, unsaid
+from .arguments import NO_CLOSURE, check_options, check_sigma, names_the_way, part, said, unsaid
 from .base import Params, ProximalOptimizer, Remembered
 from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
@@ -111,6 +111,7 @@ class SR2(Reading, ProximalOptimizer):
         batch_growth: test assumption 3 at every step and ask for larger batches where it fails (see `BatchGrowth`).
     """
 
+    @names_the_way
     def __init__(
         self,
         params: Params,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from ...files import write_atomically
 from .files import Arrays
 
 FILE = "verified.npz"
@@ -26,22 +24,6 @@ class Cached:
 
     arrays: Arrays
     stamp: Any
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write beside `path`, then rename: readers see the old file or the whole new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def save(folder: Path, name: str, arrays: Arrays, stamp: Any) -> None:

@@ -19,8 +19,8 @@ from ...export.measure import macs, milliseconds, parameters
 from ..errors import UserError
 from ..listing import headed_table
 from .problem import Problem
-from .store import WEIGHTS, RunRecord, RunStore, Which, read_run, weights_file
-from .trained import trained
+from .store import RunRecord, RunStore, Which, read_run, weights_file
+from .trained import trained, with_weights
 
 FIGURES = ("bytes", "parameters", "macs", "milliseconds")
 """Of every export, before and after; the score is beside them under its own name."""
@@ -130,11 +130,7 @@ def export_run(folder: Path, kind: str, *, trust: bool = False, weights: Which |
 def export_runs(records: Iterable[RunRecord], kind: str, *, trust: bool = False, weights: Which | None = None) -> int:
     """Export the runs that have their weights, and print a table of each; the exit code."""
     console, done = Console(), 0
-    for record in records:
-        if not (record.path / WEIGHTS).exists():
-            why = "the run did not finish, or its weights were deleted"
-            print(f"skipped: {record.path / WEIGHTS} is not there: {why}", file=sys.stderr)
-            continue
+    for record in with_weights(records):
         with console.status(f"exporting {record.path}"):
             row = export_run(record.path, kind, trust=trust, weights=weights)
         title = f"{record.config.label} ({record.path.name}), batch {row['batch']}, {row['device']}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..data.cache import write_atomically
+from ...files import write_whole
 from ..errors import UserError, short
 from ..tasks import Score
 
@@ -17,7 +17,7 @@ from ..tasks import Score
 def write_file(path: Path, data: bytes) -> None:
     """Write a file as a whole or not at all; what the disk says is a UserError that names the file."""
     with named_errors(path):
-        write_atomically(path, lambda file: file.write(data))
+        write_whole(path, data)
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from ...zeros import prune_
 from ..listing import headed_table
 from .evaluate import evaluate, percent_zero, recalibrate_
 from .problem import Problem
-from .store import AVERAGE, WEIGHTS, RunRecord, RunStore, Which, read_run, weights_file
-from .trained import trained
+from .store import AVERAGE, RunRecord, RunStore, Which, read_run, weights_file
+from .trained import trained, with_weights
 
 LEVELS = range(1, 9)
 
@@ -69,11 +69,7 @@ def prune_runs(
 ) -> int:
     """Prune the runs that have their weights, and print their sweeps; the exit code of `sr2 prune`."""
     console, done = Console(), 0
-    for record in records:
-        if not (record.path / WEIGHTS).exists():
-            why = "the run did not finish, or its weights were deleted"
-            print(f"skipped: {record.path / WEIGHTS} is not there: {why}", file=sys.stderr)
-            continue
+    for record in with_weights(records):
         with console.status(f"pruning {record.path}"):
             sweep = prune_run(record.path, device, trust=trust, weights=weights)
         score = record.score

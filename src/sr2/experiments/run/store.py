@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from ..data.cache import write_atomically
+from ...files import write_atomically
 from ..errors import UserError, short
 from ..models import fingerprint
 from ..names import check_known

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import UserError
 from .build import check_place
 from .problem import Problem
-from .store import RunRecord, RunStore, Which, read_run, read_weights
+from .store import WEIGHTS, RunRecord, RunStore, Which, read_run, read_weights
 
 
 def trained(
@@ -39,6 +41,16 @@ def trained(
     RunStore(record.path, config).check_network(problem.model)
     problem.load_weights(state, record.path)
     return problem
+
+
+def with_weights(records: Iterable[RunRecord]) -> Iterator[RunRecord]:
+    """The runs that have their weights; the others are named."""
+    for record in records:
+        if (record.path / WEIGHTS).exists():
+            yield record
+        else:
+            why = "the run did not finish, or its weights were deleted"
+            print(f"skipped: {record.path / WEIGHTS} is not there: {why}", file=sys.stderr)
 
 
 def _check_own_code(record: RunRecord) -> None:
