@@ -1,5 +1,7 @@
 """Decoupled weight decay: AdamW's, on every path, and rho sees all of it."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,7 +45,7 @@ def train(model, optimizer, dtype=torch.float64, steps=40):
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}, {"compile": True}], ids=str)
 def test_at_a_constant_sigma_it_is_adamw(options):
     mine, theirs = network(), network()
-    ours = train(mine, SR2(mine, sigma=100.0, rule=Always(), weight_decay=0.3, average=False, **options))
+    ours = train(mine, SR2(mine, sigma=100.0, rule=Always(), weight_decay=0.003, average=False, **options))
     weights, rest = parted(theirs)
     torch_s = torch.optim.AdamW([{"params": weights, "weight_decay": 0.3}, {"params": rest}], lr=1e-2, weight_decay=0)
     for x, y in batches(torch.float64):
@@ -56,17 +58,8 @@ def test_at_a_constant_sigma_it_is_adamw(options):
 
 def test_without_a_metric_it_is_the_gradient_of_half_the_square():
     mine, theirs = network(), network()
-    ours = train(
-        mine,
-        SR2(
-            mine,
-            sigma=5.0,
-            rule=Always(),
-            metric=None,
-            momentum=0.0,
-            weight_decay=0.1,
-        ),
-    )
+    options = {"metric": None, "momentum": 0.0, "weight_decay": 0.02}
+    ours = train(mine, SR2(mine, sigma=5.0, rule=Always(), **options))
     weights, rest = parted(theirs)
     sgd = torch.optim.SGD([{"params": weights, "weight_decay": 0.1}, {"params": rest}], lr=0.2)
     for x, y in batches(torch.float64):
@@ -82,7 +75,8 @@ def test_without_a_metric_it_is_the_gradient_of_half_the_square():
 def test_the_actual_decrease_is_that_of_f_decay_and_penalty(metric, R):
     """The first step, by hand: D is |g| + eps, and nothing is linearized."""
     torch.manual_seed(0)
-    x0, w, sigma = torch.randn(7, 5, dtype=torch.float64), 0.7, 3.0
+    x0, kappa, sigma = torch.randn(7, 5, dtype=torch.float64), 0.2, 3.0
+    w = kappa * sigma
     if R is not None:
         x0 = R.prox(x0, 1e-9)
     A, b = torch.randn(9, 35, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
@@ -91,7 +85,7 @@ def test_the_actual_decrease_is_that_of_f_decay_and_penalty(metric, R):
         return (A @ x.flatten() - b).square().sum() / 50
 
     p = nn.Parameter(x0.clone())
-    options = {"momentum": 0.0, "average": False, "weight_decay": w, "metric": metric, "rule": Always()}
+    options = {"momentum": 0.0, "average": False, "weight_decay": kappa, "metric": metric, "rule": Always()}
     optimizer = SR2([p], R, sigma=sigma, **options)
     optimizer.step(lambda: f(p))
     g = torch.autograd.grad(f(z := x0.clone().requires_grad_()), z)[0]
@@ -127,7 +121,13 @@ def test_groups_may_name_their_own_and_states_keep_it():
 
 @pytest.mark.parametrize(
     ("R", "w"),
-    [(None, 0.1), (L0Ball(density=0.5), 0.1), (KeepZeros(), 0.1), (L1(1e-3), 0.0), (Ridge(0.1, L0Ball(k=9)), 0.0)],
+    [
+        (None, "auto"),
+        (L0Ball(density=0.5), "auto"),
+        (KeepZeros(), "auto"),
+        (L1(1e-3), 0.0),
+        (Ridge(0.1, L0Ball(k=9)), 0.0),
+    ],
     ids=str,
 )
 def test_a_penalty_has_none_beside_it(R, w):
@@ -135,3 +135,36 @@ def test_a_penalty_has_none_beside_it(R, w):
     assert SR2(model, R).param_groups[0]["weight_decay"] == w
     assert SR2(model, R, **SR2.paper_defaults()).param_groups[0]["weight_decay"] == 0.0
     assert SR2(model, R, weight_decay=0.3).param_groups[0]["weight_decay"] == 0.3
+
+
+def weights_lost(optimizer, model, steps):
+    """The share that each step took, of weights whose gradient is zero: what is left of them is the decay's work."""
+    left = [model.weight.detach().double().norm()]
+    for _ in range(steps):
+        optimizer.step(lambda: 0.0 * model.weight.sum() + model.bias.square().sum())
+        left.append(model.weight.detach().double().norm())
+    return [float(1 - b / a) for a, b in itertools.pairwise(left)]
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}], ids=str)
+def test_the_share_fades_with_the_steps_and_with_a_cooldown(options):
+    model = nn.Linear(8, 4).double()
+    lost = weights_lost(SR2(model, sigma=50.0, cooldown=(10, 20), **options), model, 20)
+    expected = [2 / (t + 400) * min(1.0, max(0.02, (20 - t) / 10)) for t in range(20)]
+    assert lost == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_number_is_the_share_of_every_step():
+    model = nn.Linear(8, 4).double()
+    assert weights_lost(SR2(model, sigma=50.0, weight_decay=0.03), model, 5) == pytest.approx([0.03] * 5, rel=1e-9)
+
+
+def test_what_the_first_step_searches_for_has_no_decay():
+    def sigma(**options):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3).double()
+        optimizer = SR2(model, **options)
+        optimizer.estimate_sigma(lambda: F.cross_entropy(model(X.double()), Y))
+        return optimizer.sigma
+
+    assert sigma() == sigma(weight_decay=0.0) == sigma(weight_decay=0.5)

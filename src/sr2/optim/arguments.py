@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from ..regularizers.base import Regularizer, check_number
+from ..regularizers.base import check_number
 from .parts.directions import Direction
 from .parts.rules import Ratio, Rule
 from .parts.schedules import Schedule
@@ -57,10 +57,10 @@ class Unsaid(NamedTuple):
     momentum: Any
     average: Any
     rule: Any
-    weight_decay: float
+    weight_decay: float | str
 
 
-TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant(), weight_decay=0.1)
+TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant(), weight_decay="auto")
 """The library's defaults: docs/defaults.md says why, and where they lose."""
 ALGORITHM_1 = Unsaid(metric=None, momentum=0.0, average=False, rule=Ratio(), weight_decay=0.0)
 """Those of whoever names a constant of Algorithm 1, its rule, or what only its theory can say."""
@@ -86,32 +86,6 @@ def unsaid(constants: Mapping[str, object], rule: Rule | None, *of_theory: objec
 def said(value: Any, default: Any) -> Any:
     """What was given, or the default where that is "auto"."""
     return default if isinstance(value, str) and value == "auto" else value
-
-
-class Decay(NamedTuple):
-    """Which weight decay a group has that names none."""
-
-    said: float | None
-    unsaid: float
-
-    def under(self, regularizer: Regularizer | None) -> float:
-        """What was said; else the default, but nothing under a penalty: it shrinks the weights itself.
-
-        >>> from sr2 import L1, L0Ball
-        >>> [Decay(None, 0.1).under(R) for R in (None, L0Ball(density=0.1), L1(1e-4))]
-        [0.1, 0.1, 0.0]
-        """
-        if self.said is not None:
-            return self.said
-        return self.unsaid if regularizer is None or not regularizer.penalizes else 0.0
-
-
-def check_decay(weight_decay: float | str, default: float) -> Decay:
-    """A number >= 0, or "auto"."""
-    if isinstance(weight_decay, str) and weight_decay == "auto":
-        return Decay(None, default)
-    check_number("SR2", "weight_decay", weight_decay, 0)
-    return Decay(float(weight_decay), default)
 
 
 class Options(Protocol):

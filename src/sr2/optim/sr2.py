@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial, wraps
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,15 +19,17 @@ from torch import Tensor
 
 from ..regularizers.base import Regularizer
 from . import start
-from .arguments import NO_CLOSURE, check_decay, check_options, check_sigma, names_the_way, part, said, unsaid
+from .arguments import NO_CLOSURE, check_options, check_sigma, names_the_way, part, said, unsaid
 from .base import Params, ProximalOptimizer, Remembered
 from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
 from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
-from .moves.base import Model, Move, Proposal
+from .moves.base import Move, Proposal
 from .moves.fused import FusedMove
+from .moves.pieces import Model
 from .parts.averaging import Averaging, Reminder, as_averaging, averaged
+from .parts.decay import Decay
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Rounding, Rule
@@ -90,8 +91,8 @@ class SR2(Reading, ProximalOptimizer):
             out (g - v)'s, the batch's noise (not where `objective` is given).
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             An R that couples the entries of a tensor (Nuclear, Rank) has one number per tensor, D's root mean square.
-        weight_decay: w of w x'Dx / 2 beside f, as AdamW's: of tensors with two dimensions or more, which lose w / sigma
-            of themselves per step. "auto" is 0.1, and 0 under a penalty, which shrinks them itself.
+        weight_decay: the share of itself that a weight loses per step, of tensors with two dimensions or more: kappa of
+            kappa sigma x'Dx / 2 beside f, less in a cooldown. "auto" is 2 / (t + 400), and 0 under a penalty.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
@@ -113,8 +114,6 @@ class SR2(Reading, ProximalOptimizer):
         epsilon: the tolerance behind `converged`: E[|s|^2] <= epsilon^2, the paper's measure of stationarity.
         batch_growth: test assumption 3 at every step and ask for larger batches where it fails (see `BatchGrowth`).
     """
-
-    _came_later = MappingProxyType({"weight_decay": 0.0})
 
     @names_the_way
     def __init__(
@@ -160,7 +159,7 @@ class SR2(Reading, ProximalOptimizer):
         self.averaging, self.testing = as_averaging(said(average, default.average)), as_testing(test_every)
         check_options(self, capturable)
         shared: dict[str, Any] = {"metric": said(metric, default.metric), "penalize": penalize, "foreach": foreach}
-        self._decay = check_decay(weight_decay, default.weight_decay)
+        self._decay = Decay.of(weight_decay, default.weight_decay)
         super().__init__(params, regularizer, {"weight_decay": 0.0}, capturable=capturable, compile=compile, **shared)
         self.reach = planned_reach(reach, steps, (group["regularizer"] for group in self.param_groups))
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
@@ -203,13 +202,16 @@ class SR2(Reading, ProximalOptimizer):
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
         """Of every group x, g and what makes v and D."""
+        search, decays = self._search, sigma is None  # what is asked of f's curvature has no decay
         if sigma is None:
-            sigma = self._search.sigma if self.capturable else float(self._search.sigma)
+            sigma = search.sigma if self.capturable else float(search.sigma)
         parts = (1.0 / sigma, self.metric, self.direction, self._processes)
         if self._bound is None:
             self._bind()
-        groups = zip(self.param_groups, self._in_force, strict=True)
-        made = (Proposal.of({**g, "regularizer": R}, self.state, *parts, decaying=2) for g, R in groups)
+        made = [
+            Proposal.of({**group, "regularizer": R}, self.state, *parts, search.decay_of(group) if decays else 0.0, 2)
+            for group, R in zip(self.param_groups, self._in_force, strict=True)
+        ]
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")

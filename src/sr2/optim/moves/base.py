@@ -14,12 +14,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ...numerics import add, capturing, end_to_end, exact_sum, gradient_of, local, wide
+from ...numerics import add, capturing, end_to_end, exact_sum, gradient_of, local, take_if, wide
 from ...regularizers.base import ZERO, Regularizer, Step
 from ..closure.losses import NO_SPARSE
 from ..parts.averaging import move_toward
@@ -27,44 +27,16 @@ from ..parts.directions import Direction
 from ..parts.metrics import Metric, State, one_number
 from ..processes import ALONE, Processes
 from ..state import Outcome
+from .pieces import Model, Piece, Way
 
 FAR = 10.0
 """A loss so many times the largest one at a point that passed a test is a failure, where a step is not tested."""
 NEEDS_A_STEP = "momentum and metrics need a step before a CUDA graph is captured"
 
 
-class Model(NamedTuple):
-    """The scalars of the model of one step: 0-dim, float64, on the device."""
-
-    vs: Tensor
-    """v's"""
-    dR: Tensor
-    """R(x) - R(x + s)"""
-    ss: Tensor
-    """|s|^2"""
-    sBs: Tensor
-    """s'Bs = sum(s^2 / step), twice the model's quadratic term: B is sigma, or sigma times the metric"""
-
-
 def add_models(models: Sequence[Model]) -> Model:
     """Those of several pieces or groups, summed on the device of the first."""
     return models[0] if len(models) == 1 else Model(*(add(column) for column in zip(*models, strict=True)))
-
-
-class Piece(NamedTuple):
-    """What is worked on at a time: all tensors of a group, or some of them, or a part of one."""
-
-    xs: Sequence[Tensor]
-    olds: Sequence[Tensor]
-    """where x is kept"""
-    vs: Sequence[Tensor]
-    steps: Sequence[Step]
-
-
-Keep = Callable[[Piece], None]
-"""Copies x of a piece to where it is kept, and notes so; to be called before the piece is moved."""
-Way = Callable[[Piece, Regularizer, Keep], Model]
-"""x <- x + s for the tensors of one group, in place; returns the scalars of the model."""
 
 
 # ---- the arithmetic of one step
@@ -117,8 +89,10 @@ class Proposal:
     metric: Metric | None
     direction: Direction | None
     states: list[State]
-    decay: Sequence[float] = ()
-    """Of each tensor w of w x'Dx / 2, D the metric without sigma; () where all are 0."""
+    decay: Step = 0.0
+    """w of w x'Dx / 2, D the metric without sigma."""
+    decaying: Sequence[bool] = ()
+    """Which tensors it concerns."""
     counted: list[bool] = field(default_factory=list)
     """Of which tensors this process counts the sums: all but those that another one has too. Not said, all."""
     together: Processes = ALONE
@@ -133,6 +107,11 @@ class Proposal:
     def __post_init__(self) -> None:
         self.counted = self.counted or [True] * len(self.xs)
 
+    @property
+    def decays_any(self) -> bool:
+        """Whether a tensor decays; w itself may be a number that nobody looks at."""
+        return any(self.decaying) and (isinstance(self.decay, Tensor) or self.decay != 0)
+
     @staticmethod
     def of(
         group: Mapping[str, Any],
@@ -141,13 +120,14 @@ class Proposal:
         metric: Metric | None,
         direction: Direction | None,
         together: Processes = ALONE,
-        decaying: int = 0,
+        decay: Step = 0.0,
+        least_dim: int = 0,
     ) -> Proposal | None:
         """What this process has of the tensors of one group that take part in this step; None if there are none.
 
         A parameter without a gradient is left alone, unless R couples it to the others: then its gradient is zero.
 
-        decaying: how many dimensions a tensor has at least that the group's `weight_decay` concerns.
+        least_dim: how many dimensions a tensor has at least that the decay concerns.
         """
         regularizer: Regularizer = group["regularizer"] or ZERO
         trained = [p for p in group["params"] if p.requires_grad]
@@ -159,9 +139,9 @@ class Proposal:
         if any(g.layout != torch.strided for g in gs):
             raise ValueError(NO_SPARSE)
         counted = [together.mesh is None or together.counts(p) for p in chosen]
-        mine, w = [states[p] for p in chosen], group.get("weight_decay", 0.0)
-        decay = [w if p.dim() >= decaying else 0.0 for p in chosen] if w else ()
-        return Proposal(regularizer, xs, gs, step, metric, direction, mine, decay, counted, together)
+        mine = [states[p] for p in chosen]
+        decaying = [p.dim() >= least_dim for p in chosen]
+        return Proposal(regularizer, xs, gs, step, metric, direction, mine, decay, decaying, counted, together)
 
     def turn(self) -> None:
         """v and the steps for these gradients, with the states that direction and metric remember."""
@@ -176,8 +156,8 @@ class Proposal:
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
             self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
-        if self.decay:
-            self.decays = [w * d for w, d in zip(self.decay, D, strict=True)]
+        if self.decays_any:
+            self.decays = [self.decay * d if of_x else 0.0 for d, of_x in zip(D, self.decaying, strict=True)]
             self.vs = [wide(v) + c * wide(x) for v, c, x in zip(self.vs, self.decays, self.xs, strict=True)]
 
     def noise(self, kept: Sequence[Tensor]) -> Tensor:
@@ -187,7 +167,7 @@ class Proposal:
             return torch.zeros((), dtype=torch.float64, device=self.xs[0].device)
         gs, vs, xs, olds = ([wide(ts[i]) for i in mine] for ts in (self.gs, self.vs, self.xs, kept))
         terms, ss = torch._foreach_sub(gs, vs), torch._foreach_sub(xs, olds)
-        if self.decay:  # g - v - Cs / 2
+        if self.decays_any:  # g - v - Cs / 2
             halves = [c / 2 * s for c, s in zip([self.decays[i] for i in mine], ss, strict=True)]
             torch._foreach_sub_(terms, [h.to(t.dtype) for h, t in zip(halves, terms, strict=True)])
         torch._foreach_mul_(terms, ss)
@@ -247,14 +227,6 @@ class Move(Protocol):
         """x <- the points, where the flag is true."""
 
 
-def take_if(flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor], *, looking: bool) -> None:
-    """`Move.take_if`; a choice, so that no NaN leaks."""
-    if not looking:
-        points = [torch.where(flag.to(x.device), point, x) for x, point in zip(xs, points, strict=True)]
-    if not looking or flag:
-        torch._foreach_copy_(list(xs), list(points))
-
-
 def settle_on_host(move: Move, outcome: Outcome) -> None:
     """`Move.settle` where the outcome may be looked at."""
     if outcome.learns:
@@ -296,7 +268,7 @@ class ByGroup:
         return add_models(models)
 
     def noise(self) -> Tensor | None:
-        if all(p.direction is None and not p.decay for p in self.proposals):
+        if all(p.direction is None and not p.decays_any for p in self.proposals):
             return None
         return add([p.noise(kept) for p, kept in zip(self.proposals, self.kept, strict=True)])
 

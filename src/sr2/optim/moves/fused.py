@@ -16,15 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics import capturing
+from ...numerics import capturing, take_if
 from ..parts.averaging import move_toward
 from ..parts.rules import Rounding, Rule
 from ..parts.testing import LARGEST
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
-from .base import FAR, Model, Proposal, settle_on_host, take_if
+from .base import FAR, Proposal, settle_on_host
 from .chosen import Budgets, known
 from .moments import Moment, aligned, alike, dense, laid_like
+from .pieces import Model
 
 _F64 = torch.float64
 CHUNK = 16384
@@ -85,7 +86,7 @@ class FusedMove:
         direction, metric = proposals[0].direction, proposals[0].metric  # one for all
         self.momentum = 0.0 if direction is None else direction.beta or 0.0
         self.adam = None if metric is None else metric.adam
-        self.decays = any(p.decay for p in proposals)
+        self.decays = any(p.decays_any for p in proposals)
         self._moved = False
         self._xs = [x for p in proposals for x in p.xs]
         # A gradient has its parameter's strides, as autograd promises; one that has not is laid out anew.
@@ -103,9 +104,7 @@ class FusedMove:
         rows = [self._xs, self._gs, self._kept, *(row for m in self._moments for row in (m.olds, m.nexts))]
         pointers = [tuple(t.data_ptr() for t in ts) for ts in rows]
         self._pointers = self._table("pointers", pointers, torch.int64)
-        decays = [w for p in self.proposals for w in p.decay or [0.0] * len(p.xs)]
-        R = [known(p.regularizer) or () for p in self.proposals for _ in p.xs]
-        weights = [(*abc, w) for abc, w in zip(R, decays, strict=True)]
+        weights = [known(p.regularizer) for p in self.proposals for _ in p.xs]
         self._weights = self._table("weights", weights, torch.float64)
         budgets = Budgets.of(self.proposals, self._xs, self._budgets)
         if budgets is not None:
@@ -135,6 +134,7 @@ class FusedMove:
             self._partial,
             self._weights_of("momentum"),
             self._weights_of("square"),
+            self._decay_weights(),
             1 - self.momentum,
             1 - self.adam[0] if self.adam else 0.0,
             self.adam[1] if self.adam else 0.0,
@@ -154,6 +154,17 @@ class FusedMove:
     def _weights_of(self, name: str) -> Tensor:
         """1 - beta^t of an average; where there is none, the kernel does not read it."""
         return next((m.new_weights for m in self._moments if m.name == name), self._weights)
+
+    def _decay_weights(self) -> Tensor:
+        """w of every tensor; where there is none, the kernel does not read it."""
+        if not self.decays:
+            return self._weights
+        owner = [i if decays else -1 for i, p in enumerate(self.proposals) for decays in p.decaying]
+        if not any(isinstance(p.decay, Tensor) for p in self.proposals):
+            return self._table("decays", [0.0 if i < 0 else self.proposals[i].decay for i in owner], torch.float64)
+        device = self._xs[0].device
+        of_groups = [torch.as_tensor(p.decay, dtype=_F64, device=device) for p in self.proposals]
+        return torch.stack([*of_groups, of_groups[0].new_zeros(())])[self._table("owner", owner, torch.int64)]
 
     def noise(self) -> Tensor | None:
         return self.sums[4] if self.momentum or self.decays else None

@@ -8,7 +8,7 @@ import triton.language as tl
 @triton.jit
 def move(
     pointers,  # int64 (3 to 7, T): addresses of x, g, the kept x, with MOMENTUM of m and the next m, with METRIC of q's
-    weights,  # float64 (T, 4): a, b, c of R = a |x|_1 + b |x|_0 + c |x|^2 / 2, and w of a decay w x'Dx / 2
+    weights,  # float64 (T, 3): a, b, c of R = a |x|_1 + b |x|_0 + c |x|^2 / 2
     sizes,  # int64 (T)
     chunk_tensor,  # int32: whose chunk a program takes
     chunk_start,  # int64: where it starts
@@ -16,6 +16,7 @@ def move(
     partial,  # float64 (6, chunks): v's, R(x) - R(x + s), |s|^2, how many v are not finite, (g - v)'s, s'Bs
     m_weights,  # float64 (T): 1 - beta^t, by which m is too small
     q_weights,  # float64 (T): the same of q
+    decays,  # float64 (T): w of a decay w x'Dx / 2
     m_newest,  # float32: 1 - beta
     q_newest,  # float32: 1 - beta of the metric
     eps,  # float32: of the metric
@@ -54,10 +55,11 @@ def move(
         next_q = tl.load(pointers + (Q + 1) * tensors + i).to(tl.pointer_type(tl.float32))
         next_q_pointer = tl.multiple_of(next_q, 16) + start
         q_weight = tl.load(q_weights + i).to(tl.float32)
-    a = tl.load(weights + 4 * i)
-    b = tl.load(weights + 4 * i + 1)
-    c = tl.load(weights + 4 * i + 2)
-    decay = tl.load(weights + 4 * i + 3).to(tl.float32)
+    a = tl.load(weights + 3 * i)
+    b = tl.load(weights + 3 * i + 1)
+    c = tl.load(weights + 3 * i + 2)
+    if DECAY:
+        decay = tl.load(decays + i).to(tl.float32)
     step = tl.load(step_pointer)
     left = tl.minimum(tl.load(sizes + i) - start, CHUNK).to(tl.int32)
     if PASS != 0:
