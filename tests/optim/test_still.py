@@ -75,8 +75,8 @@ def test_a_schedule_that_moves_sigma_is_a_change() -> None:
 
 
 def test_steps_on_trust_do_not_count() -> None:
-    assert told(Tolerant(), 2.4, steps=150, test_every=4) == []
-    assert len(told(Tolerant(), 2.4, steps=250, test_every=4)) == 1
+    assert told(Ratio(), 0.6, steps=150, test_every=4) == []
+    assert len(told(Ratio(), 0.6, steps=250, test_every=4)) == 1
 
 
 def test_a_rule_with_a_verdict_of_its_own_has_no_aim() -> None:
