@@ -6,6 +6,7 @@ A method's name says all of it: `adamw_0.001_cosine`, `sgd_0.1_constant`, `sched
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,8 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...optim import SR2
+from ...regularizers import L1
 from .tasks import Problem
 
+PACKAGES = {"schedulefree": "schedulefree", "prodigy": "prodigyopt", "dog": "dog-optimizer"}
+"""What a baseline needs beside this library, as pip names it."""
 ADAMW_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 SGD_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
@@ -29,6 +34,13 @@ class Trained:
 
 
 Method = Callable[[Problem], Trained]
+
+
+def missing(method: str) -> str:
+    """The command that installs what a method needs and this machine has not; empty where nothing is missing."""
+    package = PACKAGES.get(method, "")
+    here = not package or importlib.util.find_spec(package.removesuffix("-optimizer")) is not None
+    return "" if here else f"missing, pip install {package}"
 
 
 def penalized(problem: Problem) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
@@ -144,13 +156,11 @@ def sr2(*, planned: bool = False, **options: Any) -> Method:
     """The library's SR2 with its average; the task's own penalty is a regularizer. Without options, as it comes."""
 
     def train(problem: Problem) -> Trained:
-        from sr2 import L1, SR2
-
         given = options | ({"steps": problem.steps} if planned else {})
         optimizer = SR2(problem.model, L1(problem.l1) if problem.l1 else None, **given)
         problem.model.train()
         for x, y in problem.batches():
-            optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))  # type: ignore[misc]
+            optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))
 
         @contextlib.contextmanager
         def average() -> Iterator[None]:

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from .methods import ADAMW_RATES, SGD_RATES
+from .methods import ADAMW_RATES, SGD_RATES, missing
 from .runner import Record
+
+OWN = ("sr2", "sr2_steps", "sr2_paper")
+"""Methods that the table begins with."""
 
 FLOOR = 2e-3
 """Errors below this are equal: one wrong image of 500."""
@@ -60,7 +63,7 @@ def grid(name: str, rates: Sequence[float]) -> list[str]:
     return [f"{name}_{rate:g}_{schedule}" for schedule in ("constant", "cosine") for rate in rates]
 
 
-def columns(panel: Panel, task: str, own: Sequence[str]) -> dict[str, str]:
+def columns(panel: Panel, task: str, own: Sequence[str] = OWN) -> dict[str, str]:
     """What stands in the table for one task: a title and the method behind it."""
     adamw = panel.best(task, grid("adamw", ADAMW_RATES))
     found = {name: name for name in own}
@@ -70,7 +73,7 @@ def columns(panel: Panel, task: str, own: Sequence[str]) -> dict[str, str]:
     return found | {"Schedule-Free": "schedulefree", "Prodigy": "prodigy", "DoG": "dog"}
 
 
-def table(panel: Panel, own: Sequence[str]) -> str:
+def table(panel: Panel, own: Sequence[str] = OWN) -> str:
     """Markdown: mean and spread per task, the chosen rates, and the geometric mean of the errors."""
     rows, logs = [], defaultdict(list)
     for task in panel.tasks:
@@ -78,7 +81,7 @@ def table(panel: Panel, own: Sequence[str]) -> str:
         for title, method in columns(panel, task, own).items():
             numbers = panel.numbers(task, method, "test")
             if not numbers:
-                cells.append("not run")
+                cells.append(missing(method) or "not run")
                 continue
             logs[title].append(math.log(max(FLOOR, mean(numbers))))
             spread = f" ± {stdev(numbers):.2g}" if len(numbers) > 1 else ""
@@ -91,7 +94,7 @@ def table(panel: Panel, own: Sequence[str]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def figure(panel: Panel, own: Sequence[str], path: Path) -> None:
+def figure(panel: Panel, path: Path, own: Sequence[str] = OWN) -> None:
     """Each method's error over that of AdamW's best, per task: left of 1 is better."""
     import matplotlib
 
