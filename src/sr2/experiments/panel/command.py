@@ -27,8 +27,7 @@ class PanelConfig:
     """The same tasks for every optimizer."""
 
     panel: bool = False
-    """Instead run the panel: the same tasks for SR2, AdamW, SGD, Schedule-Free, Prodigy and DoG. What is there is not
-    run again, and the tables and the figure are of all that is there."""
+    """Instead run the panel, the same tasks for all, in so far as its runs are not there; then tables and a figure."""
     runs: Path = Path("panel")
     """The panel's folder: one JSON file per task, method and seed."""
     tasks: tuple[str, ...] = ()
@@ -86,7 +85,9 @@ def _show(folder: Path) -> None:
     small = [record for record in records if record["task"] in tasks.TASKS]
     if small:
         panel = summary.Panel(small)
-        print(summary.table(panel))
+        print(f"equal gradients\n\n{summary.table(panel)}\n")
+        if any(record["method"] in summary.IN_TIME for record in small):
+            print(f"equal time\n\n{summary.table(panel, summary.IN_TIME)}\n")
         summary.figure(panel, folder / "panel.png")
         print(f"the figure is {folder / 'panel.png'}")
     if large := [record for record in records if record["task"] == "gpt"]:
