@@ -23,7 +23,7 @@ def test_a_first_step_that_is_too_expensive() -> None:
 
 
 def test_auto_tests_ever_fewer_steps() -> None:
-    """19 tests of single steps; the 20th and 19 more begin two steps, then 20 four, 20 eight, and all others sixteen."""
+    """19 tests of single steps; the 20th and 19 more begin two steps, then 20 four, 20 eight, all others sixteen."""
     costs = Costs(tested=2.0, trusted=1.0, first=2.0, blocks=9)
     every = itertools.chain.from_iterable([k] * (19 if k == 1 else 20) for k in (1, 2, 4, 8))
     kinds = itertools.chain.from_iterable([2.0] + [1.0] * (k - 1) for k in itertools.chain(every, itertools.repeat(16)))
@@ -63,8 +63,9 @@ def test_measuring_leaves_the_problem_and_the_generator() -> None:
     problem = tasks.make("breast_cancer", 0)
     before = [p.detach().clone() for p in problem.model.parameters()]
     torch.manual_seed(5)
+    ticks = itertools.count()
     state = torch.get_rng_state()
-    times.measure(problem)
+    times.measure(problem, clock=lambda: float(next(ticks)))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(before, problem.model.parameters(), strict=True))
 
