@@ -7,6 +7,7 @@ the last 5 % are the test. The numbers are bits per character.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...numerics import capturing
 from ...optim import SR2, CapturedStep
 from ...optim.capture import run_beside
 from ..baselines import Baseline
@@ -134,6 +136,7 @@ class Bench:
 
     def train(self, make: Callable[[Bench], Optimizer], say: Callable[[int, float], None]) -> Record:
         """The record of one run from the first weights; `say` is told ten times of a step and its loss."""
+        gc.collect()  # graphs of the run before, which must not go while this one's is captured
         self.model.load_state_dict(self._first)
         self.model.zero_grad(set_to_none=True)
         self.model.train()
@@ -224,8 +227,10 @@ class _Steps:
         return self._loss
 
     def _for_real(self) -> Tensor:
-        self._loss = self._body()
-        return self._loss
+        loss = self._body()
+        if not capturing():  # else there is nothing in it yet
+            self._loss = loss
+        return loss
 
 
 def _seen(view: OptimizerView) -> Record:
