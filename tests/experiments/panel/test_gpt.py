@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from sr2.experiments.errors import UserError
-from sr2.experiments.panel import gpt_methods, text
-from sr2.experiments.panel.gpt import GPT, Bench, Size, Texts
+from sr2.experiments.panel import gpt, gpt_methods, text
+from sr2.experiments.panel.gpt import GPT, Bench, Size, Texts, _Steps
 from sr2.experiments.run.view import OptimizerView
 
 from .conftest import BOOKS
@@ -92,6 +94,30 @@ def test_every_method_begins_alike_and_a_run_repeats() -> None:
     again = bench.train(sr2, quiet)
     assert again["last"] == alone["last"]
     assert again["average"] == alone["average"]
+
+
+class Replayed:
+    """What `CapturedStep` does, without a graph: it runs the body for real first, captures, and then replays."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, body: Callable[[], Tensor], warmup: int) -> None:
+        self._body = body
+        for _ in range(warmup):
+            body()
+
+    def __call__(self) -> Tensor:
+        return self._body()
+
+
+@pytest.mark.parametrize("name", ["adamw_0.003", "adamw_gmp_0.003", "sr2", "sr2_every16"])
+def test_replayed_steps_are_the_same_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(texts(), 12, TINY)
+    plain = bench.train(gpt_methods.METHODS[name], quiet)
+    monkeypatch.setattr(gpt, "CapturedStep", Replayed)
+    monkeypatch.setattr(gpt, "run_beside", lambda body: body())
+    monkeypatch.setattr(gpt, "_Steps", lambda view, body, *, captured: _Steps(view, body, captured=True))
+    replayed = bench.train(gpt_methods.METHODS[name], quiet)
+    assert int(bench._cursor) == 12
+    assert replayed["last"] == plain["last"]
 
 
 def test_methods_learn() -> None:
