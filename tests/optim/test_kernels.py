@@ -87,6 +87,10 @@ BUDGETS = [L0Ball(density=0.05), L0Ball(k=40), L0Ball(density=1.0), Ridge(0.3, L
         (BUDGETS[1], {"metric": None, "momentum": 0.0}),
         (BUDGETS[2], {"reach": (1, 8)}),
         (BUDGETS[3], {"reach": (1, 8)}),
+        (BUDGETS[0], {"weight_decay": 0.5}),
+        (L1(1e-3), {"weight_decay": 0.5}),
+        (L1(1e-3), {"weight_decay": 0.5, "metric": None}),
+        (L0(1e-3), {"weight_decay": 0.5, "momentum": 0.0}),
     ],
     ids=str,
 )

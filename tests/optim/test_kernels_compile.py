@@ -42,7 +42,9 @@ assert compiles(fused_kernels.toward, **SIZES)
 for momentum in (False, True):
     for metric in (False, True):
         for kind in (fused.MOVE, fused.SCORE, fused.MOVE_CHOSEN):
-            assert compiles(fused_kernels.move, MOMENTUM=momentum, METRIC=metric, PASS=kind, **SIZES)
+            for decay in (False, True):
+                of = {"MOMENTUM": momentum, "METRIC": metric, "DECAY": decay, "PASS": kind}
+                assert compiles(fused_kernels.move, **of, **SIZES)
 KINDS |= {"bits": "*i32", "owner": "*i32", "prefixes": "*i32", "counts": "*i32"}
 for shift in (24, 16, 8, 0):
     assert compiles(selection_kernels.count_digits, SHIFT=shift, RUN=selection.RUN)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from ..regularizers.base import check_number
+from ..regularizers.base import Regularizer, check_number
 from .parts.directions import Direction
 from .parts.rules import Ratio, Rule
 from .parts.schedules import Schedule
@@ -30,7 +30,6 @@ SHOWN = (
 
 ELSEWHERE = {
     "lr": "it finds its own steps; ProxGEN(model, R, lr=...) takes one",
-    "weight_decay": "give it as a regularizer, Ridge(lam, R)",
     "betas": "give momentum=, and metric=sr2.metrics.Adam(beta=...)",
     "epochs": "give steps=epochs * len(loader)",
 }
@@ -58,11 +57,12 @@ class Unsaid(NamedTuple):
     momentum: Any
     average: Any
     rule: Any
+    weight_decay: float
 
 
-TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant())
+TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant(), weight_decay=0.1)
 """The library's defaults: docs/defaults.md says why, and where they lose."""
-ALGORITHM_1 = Unsaid(metric=None, momentum=0.0, average=False, rule=Ratio())
+ALGORITHM_1 = Unsaid(metric=None, momentum=0.0, average=False, rule=Ratio(), weight_decay=0.0)
 """Those of whoever names a constant of Algorithm 1, its rule, or what only its theory can say."""
 
 
@@ -86,6 +86,32 @@ def unsaid(constants: Mapping[str, object], rule: Rule | None, *of_theory: objec
 def said(value: Any, default: Any) -> Any:
     """What was given, or the default where that is "auto"."""
     return default if isinstance(value, str) and value == "auto" else value
+
+
+class Decay(NamedTuple):
+    """Which weight decay a group has that names none."""
+
+    said: float | None
+    unsaid: float
+
+    def under(self, regularizer: Regularizer | None) -> float:
+        """What was said; else the default, but nothing under a penalty: it shrinks the weights itself.
+
+        >>> from sr2 import L1, L0Ball
+        >>> [Decay(None, 0.1).under(R) for R in (None, L0Ball(density=0.1), L1(1e-4))]
+        [0.1, 0.1, 0.0]
+        """
+        if self.said is not None:
+            return self.said
+        return self.unsaid if regularizer is None or not regularizer.penalizes else 0.0
+
+
+def check_decay(weight_decay: float | str, default: float) -> Decay:
+    """A number >= 0, or "auto"."""
+    if isinstance(weight_decay, str) and weight_decay == "auto":
+        return Decay(None, default)
+    check_number("SR2", "weight_decay", weight_decay, 0)
+    return Decay(float(weight_decay), default)
 
 
 class Options(Protocol):

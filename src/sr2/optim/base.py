@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
     """
 
     _twin: torch.Generator | None = None  # of the CUDA graph that is being captured
+    _came_later: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Options of groups that the first releases did not have, with what they did."""
     _carried = frozenset({"_module", "_search", "_given", "_count"})  # by a copy, beside public options
 
     def __init__(
@@ -219,7 +222,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""
-        groups = [dict(g) for g in state_dict["param_groups"]]
+        groups = [{**self._came_later, **g} for g in state_dict["param_groups"]]
         self._check_state(groups, state_dict["state"])
         mine = [group["regularizer"] for group in self.param_groups]
         for number, (saved, regularizer) in enumerate(zip(groups, mine, strict=False)):

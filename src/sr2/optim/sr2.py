@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial, wraps
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from ..regularizers.base import Regularizer
 from . import start
-from .arguments import NO_CLOSURE, check_options, check_sigma, names_the_way, part, said, unsaid
+from .arguments import NO_CLOSURE, check_decay, check_options, check_sigma, names_the_way, part, said, unsaid
 from .base import Params, ProximalOptimizer, Remembered
 from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
@@ -83,12 +84,14 @@ class SR2(Reading, ProximalOptimizer):
             along the first step, or without a metric the largest, doubled until the prox leaves half of the weights.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1, eta2, gamma1, gamma2 and
             gamma3 are shorthand for Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring
-            Algorithm 1's other defaults: metric=None, momentum=0, average=False.
+            Algorithm 1's other defaults: metric=None, momentum=0, weight_decay=0, average=False.
         sigma_min: the least sigma.
         momentum, direction: v from g, `momentum=beta` or an object of `sr2.directions`; 0.9. With momentum rho leaves
             out (g - v)'s, the batch's noise (not where `objective` is given).
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             An R that couples the entries of a tensor (Nuclear, Rank) has one number per tensor, D's root mean square.
+        weight_decay: w of w x'Dx / 2 beside f, as AdamW's: of tensors with two dimensions or more, which lose w / sigma
+            of themselves per step. "auto" is 0.1, and 0 under a penalty, which shrinks them itself.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
@@ -111,6 +114,8 @@ class SR2(Reading, ProximalOptimizer):
         batch_growth: test assumption 3 at every step and ask for larger batches where it fails (see `BatchGrowth`).
     """
 
+    _came_later = MappingProxyType({"weight_decay": 0.0})
+
     @names_the_way
     def __init__(
         self,
@@ -128,6 +133,7 @@ class SR2(Reading, ProximalOptimizer):
         momentum: float | str = "auto",
         direction: Direction | None = None,
         metric: Metric | str | None = "auto",
+        weight_decay: float | str = "auto",
         cooldown: tuple[int, int] | None = None,
         schedule: Schedule | None = None,
         reach: tuple[int, int] | None = None,
@@ -154,7 +160,8 @@ class SR2(Reading, ProximalOptimizer):
         self.averaging, self.testing = as_averaging(said(average, default.average)), as_testing(test_every)
         check_options(self, capturable)
         shared: dict[str, Any] = {"metric": said(metric, default.metric), "penalize": penalize, "foreach": foreach}
-        super().__init__(params, regularizer, {}, capturable=capturable, compile=compile, **shared)
+        self._decay = check_decay(weight_decay, default.weight_decay)
+        super().__init__(params, regularizer, {"weight_decay": 0.0}, capturable=capturable, compile=compile, **shared)
         self.reach = planned_reach(reach, steps, (group["regularizer"] for group in self.param_groups))
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
@@ -198,11 +205,11 @@ class SR2(Reading, ProximalOptimizer):
         """Of every group x, g and what makes v and D."""
         if sigma is None:
             sigma = self._search.sigma if self.capturable else float(self._search.sigma)
-        parts = (1.0 / sigma, self.metric, self.direction)
+        parts = (1.0 / sigma, self.metric, self.direction, self._processes)
         if self._bound is None:
             self._bind()
         groups = zip(self.param_groups, self._in_force, strict=True)
-        made = (Proposal.of({**g, "regularizer": R}, self.state, *parts, self._processes) for g, R in groups)
+        made = (Proposal.of({**g, "regularizer": R}, self.state, *parts, decaying=2) for g, R in groups)
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
@@ -306,7 +313,7 @@ class SR2(Reading, ProximalOptimizer):
         Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=0.8)
         """
         constants = {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
-        return {**constants, "metric": None, "momentum": 0.0, "average": False}
+        return {**constants, "metric": None, "momentum": 0.0, "weight_decay": 0.0, "average": False}
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, afterwards the last one.
@@ -321,8 +328,9 @@ class SR2(Reading, ProximalOptimizer):
         return regularizer if regularizer is None or self.reach is None else regularizer.at_strength(self._search.share)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, which may name its own `regularizer`."""
-        super().add_param_group(param_group)
+        """Add a group, which may name its own `regularizer` and `weight_decay`."""
+        R = param_group.get("regularizer", self.defaults["regularizer"])
+        super().add_param_group({"weight_decay": self._decay.under(R), **param_group})
         if hasattr(self, "_search"):
             self._search.entered = False  # the new tensors may start where their R is infinite
 

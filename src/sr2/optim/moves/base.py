@@ -2,6 +2,8 @@
 
     s = argmin_s  v's + s'Ds / 2 + R(x + s),        x + s = prox_{R/D}(x - v / D)
 
+Decoupled weight decay is in v: it is the gradient of w x'Dx / 2 with the metric D, as in AdamW.
+
 `steps` holds 1/D: one number for all entries, or one tensor of steps per tensor where R is diagonal. A way of moving
 keeps x before it writes it, and notes that it has: an interrupt at any point can be undone.
 """
@@ -115,6 +117,8 @@ class Proposal:
     metric: Metric | None
     direction: Direction | None
     states: list[State]
+    decay: Sequence[float] = ()
+    """Of each tensor w of w x'Dx / 2, D the metric without sigma; () where all are 0."""
     counted: list[bool] = field(default_factory=list)
     """Of which tensors this process counts the sums: all but those that another one has too. Not said, all."""
     together: Processes = ALONE
@@ -123,6 +127,8 @@ class Proposal:
     vs: list[Tensor] = field(default_factory=list)
     steps: Sequence[Step] = ()
     """1 / D: `step` over the metric's diagonal."""
+    decays: Sequence[Step] = ()
+    """w times the metric's diagonal, where there is a decay."""
 
     def __post_init__(self) -> None:
         self.counted = self.counted or [True] * len(self.xs)
@@ -135,10 +141,13 @@ class Proposal:
         metric: Metric | None,
         direction: Direction | None,
         together: Processes = ALONE,
+        decaying: int = 0,
     ) -> Proposal | None:
         """What this process has of the tensors of one group that take part in this step; None if there are none.
 
         A parameter without a gradient is left alone, unless R couples it to the others: then its gradient is zero.
+
+        decaying: how many dimensions a tensor has at least that the group's `weight_decay` concerns.
         """
         regularizer: Regularizer = group["regularizer"] or ZERO
         trained = [p for p in group["params"] if p.requires_grad]
@@ -150,11 +159,14 @@ class Proposal:
         if any(g.layout != torch.strided for g in gs):
             raise ValueError(NO_SPARSE)
         counted = [together.mesh is None or together.counts(p) for p in chosen]
-        return Proposal(regularizer, xs, gs, step, metric, direction, [states[p] for p in chosen], counted, together)
+        mine, w = [states[p] for p in chosen], group.get("weight_decay", 0.0)
+        decay = [w if p.dim() >= decaying else 0.0 for p in chosen] if w else ()
+        return Proposal(regularizer, xs, gs, step, metric, direction, mine, decay, counted, together)
 
     def turn(self) -> None:
         """v and the steps for these gradients, with the states that direction and metric remember."""
         self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
+        D: Sequence[Step] = [1.0] * len(self.xs)
         if self.metric is not None:
             D, self.news = self.metric.update(self.xs, self.gs, self.states)
             if not self.regularizer.diagonal:
@@ -164,15 +176,21 @@ class Proposal:
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
             self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
+        if self.decay:
+            self.decays = [w * d for w, d in zip(self.decay, D, strict=True)]
+            self.vs = [wide(v) + c * wide(x) for v, c, x in zip(self.vs, self.decays, self.xs, strict=True)]
 
     def noise(self, kept: Sequence[Tensor]) -> Tensor:
-        """(g - v)'s for s = x - kept, summed in float64 over what this process counts."""
+        """(g - v)'s for s = x - kept, less s'Cs / 2 of a decay x'Cx / 2, over what this process counts, in float64."""
         mine = [i for i, counts in enumerate(self.counted) if counts]
         if not mine:
             return torch.zeros((), dtype=torch.float64, device=self.xs[0].device)
         gs, vs, xs, olds = ([wide(ts[i]) for i in mine] for ts in (self.gs, self.vs, self.xs, kept))
-        terms = torch._foreach_sub(gs, vs)
-        torch._foreach_mul_(terms, torch._foreach_sub(xs, olds))
+        terms, ss = torch._foreach_sub(gs, vs), torch._foreach_sub(xs, olds)
+        if self.decay:  # g - v - Cs / 2
+            halves = [c / 2 * s for c, s in zip([self.decays[i] for i in mine], ss, strict=True)]
+            torch._foreach_sub_(terms, [h.to(t.dtype) for h, t in zip(halves, terms, strict=True)])
+        torch._foreach_mul_(terms, ss)
         if len({t.dtype for t in terms}) == 1 and all(t.is_cuda and t.device == terms[0].device for t in terms):
             terms = (end_to_end(terms),)  # one launch instead of one per tensor
         return add([exact_sum(t) for t in terms])
@@ -207,7 +225,7 @@ class Move(Protocol):
         """x <- x + s; the scalars of the model, summed over the groups."""
 
     def noise(self) -> Tensor | None:
-        """(g - v)'s, what the direction takes out of this batch; None where v = g."""
+        """(g - v)'s, what the direction takes out of this batch, with the change of a decay; None where v = g."""
 
     @property
     def kept(self) -> Sequence[Sequence[Tensor]]:
@@ -278,7 +296,7 @@ class ByGroup:
         return add_models(models)
 
     def noise(self) -> Tensor | None:
-        if all(p.direction is None for p in self.proposals):
+        if all(p.direction is None and not p.decay for p in self.proposals):
             return None
         return add([p.noise(kept) for p, kept in zip(self.proposals, self.kept, strict=True)])
 

@@ -85,6 +85,7 @@ class FusedMove:
         direction, metric = proposals[0].direction, proposals[0].metric  # one for all
         self.momentum = 0.0 if direction is None else direction.beta or 0.0
         self.adam = None if metric is None else metric.adam
+        self.decays = any(p.decay for p in proposals)
         self._moved = False
         self._xs = [x for p in proposals for x in p.xs]
         # A gradient has its parameter's strides, as autograd promises; one that has not is laid out anew.
@@ -102,7 +103,9 @@ class FusedMove:
         rows = [self._xs, self._gs, self._kept, *(row for m in self._moments for row in (m.olds, m.nexts))]
         pointers = [tuple(t.data_ptr() for t in ts) for ts in rows]
         self._pointers = self._table("pointers", pointers, torch.int64)
-        weights = [known(p.regularizer) for p in self.proposals for _ in p.xs]
+        decays = [w for p in self.proposals for w in p.decay or [0.0] * len(p.xs)]
+        R = [known(p.regularizer) or () for p in self.proposals for _ in p.xs]
+        weights = [(*abc, w) for abc, w in zip(R, decays, strict=True)]
         self._weights = self._table("weights", weights, torch.float64)
         budgets = Budgets.of(self.proposals, self._xs, self._budgets)
         if budgets is not None:
@@ -140,6 +143,7 @@ class FusedMove:
             self._chunks,
             MOMENTUM=bool(self.momentum),
             METRIC=self.adam is not None,
+            DECAY=self.decays,
             PASS=kind,
             CHUNK=CHUNK,
             BLOCK=BLOCK,
@@ -152,7 +156,7 @@ class FusedMove:
         return next((m.new_weights for m in self._moments if m.name == name), self._weights)
 
     def noise(self) -> Tensor | None:
-        return self.sums[4] if self.momentum else None
+        return self.sums[4] if self.momentum or self.decays else None
 
     @property
     def kept(self) -> list[list[Tensor]]:

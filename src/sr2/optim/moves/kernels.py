@@ -8,7 +8,7 @@ import triton.language as tl
 @triton.jit
 def move(
     pointers,  # int64 (3 to 7, T): addresses of x, g, the kept x, with MOMENTUM of m and the next m, with METRIC of q's
-    weights,  # float64 (T, 3): a, b, c of R = a |x|_1 + b |x|_0 + c |x|^2 / 2
+    weights,  # float64 (T, 4): a, b, c of R = a |x|_1 + b |x|_0 + c |x|^2 / 2, and w of a decay w x'Dx / 2
     sizes,  # int64 (T)
     chunk_tensor,  # int32: whose chunk a program takes
     chunk_start,  # int64: where it starts
@@ -26,6 +26,7 @@ def move(
     chunks,
     MOMENTUM: tl.constexpr,
     METRIC: tl.constexpr,
+    DECAY: tl.constexpr,
     PASS: tl.constexpr,  # MOVE, or for budgets SCORE and then MOVE_CHOSEN
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -33,6 +34,7 @@ def move(
     """kept <- x,  x <- prox_{step R}(x - step v),  v = g, or m / (1 - beta^t) with next m = m + (1 - beta) (g - m).
 
     With METRIC the step is step / D, D = sqrt(q / (1 - beta^t)) + eps as in Adam, next q = q + (1 - beta) (g^2 - q).
+    With DECAY v has w D x more, and (g - v)'s less w s'Ds / 2 is what the batch's noise and the decay change of F.
 
     Under a budget z is 0 where it is not chosen: a first pass writes |z| sqrt(D (1 + c step / D)) and nothing else.
     """
@@ -52,9 +54,10 @@ def move(
         next_q = tl.load(pointers + (Q + 1) * tensors + i).to(tl.pointer_type(tl.float32))
         next_q_pointer = tl.multiple_of(next_q, 16) + start
         q_weight = tl.load(q_weights + i).to(tl.float32)
-    a = tl.load(weights + 3 * i)
-    b = tl.load(weights + 3 * i + 1)
-    c = tl.load(weights + 3 * i + 2)
+    a = tl.load(weights + 4 * i)
+    b = tl.load(weights + 4 * i + 1)
+    c = tl.load(weights + 4 * i + 2)
+    decay = tl.load(weights + 4 * i + 3).to(tl.float32)
     step = tl.load(step_pointer)
     left = tl.minimum(tl.load(sizes + i) - start, CHUNK).to(tl.int32)
     if PASS != 0:
@@ -100,6 +103,9 @@ def move(
             shrink = a.to(tl.float32) * length
             scale = 1.0 + c.to(tl.float32) * length
             drop = tl.sqrt_rn(tl.div_rn(2.0 * b.to(tl.float32) * length, scale))
+        if DECAY:
+            pull = decay * D if METRIC else decay + tl.zeros_like(x)
+            v += pull * x
         u = x - length * v
         w = tl.div_rn(tl.abs(u) - shrink, scale)  # `/` would round to the nearest but one
         w = tl.where(w > drop, w, 0.0)
@@ -119,7 +125,9 @@ def move(
             ss += s * s
             if METRIC:
                 sBs += s * s / length.to(tl.float64)
-            if MOMENTUM:
+            if DECAY:
+                noise += (g.to(tl.float64) - v.to(tl.float64) - 0.5 * pull.to(tl.float64) * s) * s
+            elif MOMENTUM:
                 noise += (g.to(tl.float64) - v.to(tl.float64)) * s
             broken += (v - v != 0.0).to(tl.int32)
             size += tl.abs(x).to(tl.float64) - tl.abs(z).to(tl.float64)
