@@ -197,7 +197,7 @@ class SR2(Reading, ProximalOptimizer):
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
             self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
-        f.look(outcome, asks=self.testing is None)
+        f.look(outcome, self.rule, asks=self.testing is None)
         return loss
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
