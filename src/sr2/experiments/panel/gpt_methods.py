@@ -24,7 +24,7 @@ from .runner import Record, say, write
 RATES = (3e-4, 1e-3, 3e-3)
 DENSITY = 0.2
 """Of the budgets and of gradual pruning: 80 % zeros."""
-NANO: dict[str, Any] = {"beta2": 0.95, "weight_decay": 0.1, "average": False}
+NANO: dict[str, Any] = {"beta2": 0.95, "weight_decay": 0.1}
 """AdamW as nanoGPT has it."""
 
 
