@@ -14,7 +14,8 @@ RUN = 4096
 """How many entries a program of the kernels takes."""
 DIGITS = ((24, 7), (18, 6), (12, 6), (6, 6), (0, 6))
 """The digits of 31 bits, from the top: (shift, bits). More bits are fewer passes, each of which is slower."""
-_ROWS, _BLOCK = 32, 1024
+ROWS, BLOCK = 32, 1024
+"""How many vectors, and how many runs of one, a small kernel takes at once."""
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
@@ -144,12 +145,12 @@ class Search:
                 self._groups,
                 SHIFT=shift,
                 BITS=width,
-                ROWS=_ROWS,
+                ROWS=ROWS,
                 num_warps=8,
             )
         tied = (self.least, self.ends, self._ties)
         kernels().count_ties[(self._runs,)](bits, self._owner, *tied, RUN=RUN)
-        kernels().find_ends[(self._vectors,)](bits, self._first_runs, *tied, RUN=RUN, BLOCK=_BLOCK, num_warps=8)
+        kernels().find_ends[(self._vectors,)](bits, self._first_runs, *tied, RUN=RUN, BLOCK=BLOCK, num_warps=8)
 
     def count(self, bits: Tensor, row: int, counts: Tensor) -> None:
         """The launch that reads all scores, for one digit."""
