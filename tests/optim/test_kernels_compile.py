@@ -48,7 +48,7 @@ for momentum in (False, True):
             assert compiles(fused_kernels.move, MOMENTUM=momentum, METRIC=metric, PASS=kind, **SIZES)
 for shift, bits in selection.DIGITS:
     assert compiles(selection_kernels.count_digits, SHIFT=shift, BITS=bits, RUN=selection.RUN)
-    assert compiles(selection_kernels.next_digit, warps=8, SHIFT=shift, BITS=bits, ROWS=selection.ROWS)
+    assert compiles(selection_kernels.next_digit, warps=8, SHIFT=shift, BITS=bits, ROWS=selection.TABLE >> bits)
 assert compiles(selection_kernels.count_ties, RUN=selection.RUN)
 assert compiles(selection_kernels.find_ends, warps=8, RUN=selection.RUN, BLOCK=selection.BLOCK)
 print("compiled")

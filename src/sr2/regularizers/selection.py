@@ -13,9 +13,12 @@ from torch import Tensor
 RUN = 4096
 """How many entries a program of the kernels takes."""
 DIGITS = ((24, 7), (18, 6), (12, 6), (6, 6), (0, 6))
-"""The digits of 31 bits, from the top: (shift, bits). More bits are fewer passes, each of which is slower."""
-ROWS, BLOCK = 32, 1024
-"""How many vectors, and how many runs of one, a small kernel takes at once."""
+"""The digits of 31 bits, from the top: (shift, bits). With more bits each there are fewer passes over the scores, but
+before 3.7 Triton takes a time for a histogram that grows with its bins."""
+TABLE = 4096
+"""How many counts the kernel of a digit takes at once."""
+BLOCK = 1024
+"""How many runs."""
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
@@ -31,11 +34,11 @@ def largest(scores: Tensor, k: int | Tensor) -> Tensor:
     >>> largest(torch.tensor([2.0, 3.0, 2.0, 1.0]), torch.tensor(3))
     tensor([ True,  True,  True, False])
     """
+    bits = scores.view(_BITS[scores.dtype])  # the order of floats that are not negative is that of their bits
     if isinstance(k, int) and not 0 < k < scores.numel():
-        return scores >= 0 if k > 0 else torch.zeros_like(scores, dtype=torch.bool)
+        return bits >= 0 if k > 0 else torch.zeros_like(scores, dtype=torch.bool)
     if in_kernel([scores]):
         return _in_kernel([scores], [0], k)
-    bits = scores.view(_BITS[scores.dtype])  # the order of floats that are not negative is that of their bits
     least = torch.topk(bits, k, sorted=False).values.min() if isinstance(k, int) else _by_bits(bits, k)
     above, ties = bits > least, bits == least
     return above | (ties & (ties.cumsum(0, dtype=torch.int32) <= k - _count(above)))
@@ -145,7 +148,7 @@ class Search:
                 self._groups,
                 SHIFT=shift,
                 BITS=width,
-                ROWS=ROWS,
+                ROWS=max(TABLE >> width, 1),
                 num_warps=8,
             )
         tied = (self.least, self.ends, self._ties)

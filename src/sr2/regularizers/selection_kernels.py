@@ -24,13 +24,10 @@ def count_digits(
     j = tl.load(owner + run)
     entries = tl.load(bits + run * RUN + tl.arange(0, RUN))
     inside = (entries >> (SHIFT + BITS)) == (tl.load(least + j) >> (SHIFT + BITS))  # never where negative
-    outside = RUN - tl.sum(inside.to(tl.int32), axis=0)
-    if outside < RUN:
-        BINS: tl.constexpr = 1 << BITS
-        digit = tl.arange(0, BINS)
-        found = tl.histogram(tl.where(inside, (entries >> SHIFT) & (BINS - 1), 0), BINS)
-        found -= tl.where(digit == 0, outside, 0)
-        tl.atomic_add(counts + j * BINS + digit, found, mask=found > 0)
+    if tl.max(inside.to(tl.int32), axis=0) > 0:
+        digit = tl.arange(0, 1 << BITS)
+        found = tl.histogram((entries >> SHIFT) & ((1 << BITS) - 1), 1 << BITS, mask=inside)
+        tl.atomic_add(counts + (j << BITS) + digit, found, mask=found > 0)
 
 
 @triton.jit

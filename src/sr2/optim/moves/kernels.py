@@ -37,8 +37,8 @@ def move(
 
     With METRIC the step is step / D, D = sqrt(q / (1 - beta^t)) + eps as in Adam, next q = q + (1 - beta) (g^2 - q).
 
-    Under a budget z is 0 where it is not chosen: a first pass writes the scores |z| sqrt(D (1 + c step / D)), counts the
-    nonzeros of x, and does nothing else.
+    Under a budget z is 0 where it is not chosen: a first pass writes the scores |z| sqrt(D (1 + c step / D)) and counts
+    x's nonzeros, and does nothing else.
     """
     program = tl.program_id(0)
     i = tl.load(chunk_tensor + program)
