@@ -155,7 +155,7 @@ def test_floors_in_the_kernel(sizes: list[int], levels: str, floor: float, share
 
 
 @pytest.mark.usefixtures("in_the_kernel")
-@pytest.mark.parametrize("digits", [((20, 11), (10, 10), (0, 10)), ((23, 8), (15, 8), (7, 8), (0, 7))])
+@pytest.mark.parametrize("digits", [((20, 11), (10, 10), (0, 10)), ((26, 5), (20, 6), (14, 6), (8, 6), (2, 6), (0, 2))])
 @pytest.mark.parametrize("levels", ["few", "many"])
 def test_other_digits_and_smaller_pieces(
     digits: tuple[tuple[int, int], ...], levels: str, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,9 @@ RUN = 4096
 DIGITS = ((24, 7), (18, 6), (12, 6), (6, 6), (0, 6))
 """The digits of 31 bits, from the top: (shift, bits). With more bits each there are fewer passes over the scores, but
 before 3.7 Triton takes a time for a histogram that grows with its bins."""
+FULL = 3
+"""So many passes read all scores. Later ones read the runs that have the digits found so far, which are few: the last
+of these digits must have six bits."""
 TABLE = 4096
 """How many counts the kernel of a digit takes at once."""
 BLOCK = 1024
@@ -121,6 +124,7 @@ class Search:
         self._common = made(len(DIGITS) + 1, self._groups)
         self._counts = made(sum(self._vectors << bits for _, bits in DIGITS))
         self._ties, self.ends = made(self._runs), made(self._vectors)
+        self._seen = torch.zeros(self._runs, dtype=torch.int64, device=device)
         self.least = self._least[-1]
 
     def find(self, scores: Tensor, ks: Tensor) -> None:
@@ -156,10 +160,10 @@ class Search:
         kernels().find_ends[(self._vectors,)](bits, self._first_runs, *tied, RUN=RUN, BLOCK=BLOCK, num_warps=8)
 
     def count(self, bits: Tensor, row: int, counts: Tensor) -> None:
-        """The launch that reads all scores, for one digit."""
+        """The launch that reads the scores, for one digit."""
         shift, width = DIGITS[row]
-        work = (bits, self._owner, self._least[row], counts)
-        kernels().count_digits[(self._runs,)](*work, SHIFT=shift, BITS=width, RUN=RUN)
+        work = (bits, self._owner, self._least[row], counts, self._seen)
+        kernels().count_digits[(self._runs,)](*work, FEW=row >= FULL, SHIFT=shift, BITS=width, RUN=RUN)
 
     def taken(self, scores: Tensor) -> Tensor:
         """What `find` has found, as booleans as long as the scores."""

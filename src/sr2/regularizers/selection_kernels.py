@@ -15,6 +15,8 @@ def count_digits(
     owner,  # int32 (runs): whose run it is
     least,  # int32 (vectors): the digits found so far
     counts,  # int32 (vectors, 2^BITS): filled with zeros
+    seen,  # int64 (runs): as bits, which digits a run had, where they have six bits
+    FEW: tl.constexpr,  # whether to read only the runs that had the digit found last
     SHIFT: tl.constexpr,
     BITS: tl.constexpr,
     RUN: tl.constexpr,
@@ -22,12 +24,18 @@ def count_digits(
     """counts[j, d] += #{i of vector j : the higher digits of entry i are those of least[j], and its next one is d}."""
     run = tl.program_id(0).to(tl.int64)
     j = tl.load(owner + run)
-    entries = tl.load(bits + run * RUN + tl.arange(0, RUN))
-    inside = (entries >> (SHIFT + BITS)) == (tl.load(least + j) >> (SHIFT + BITS))  # never where negative
-    if tl.max(inside.to(tl.int32), axis=0) > 0:
+    higher = tl.load(least + j) >> (SHIFT + BITS)
+    wanted = 1
+    if FEW:
+        wanted = (tl.load(seen + run) >> (higher & 63)) & 1
+    if wanted == 1:
+        entries = tl.load(bits + run * RUN + tl.arange(0, RUN))
+        inside = (entries >> (SHIFT + BITS)) == higher  # never where negative
         digit = tl.arange(0, 1 << BITS)
         found = tl.histogram((entries >> SHIFT) & ((1 << BITS) - 1), 1 << BITS, mask=inside)
         tl.atomic_add(counts + (j << BITS) + digit, found, mask=found > 0)
+        if BITS == 6:
+            tl.store(seen + run, tl.sum((found > 0).to(tl.int64) << digit, axis=0))
 
 
 @triton.jit
