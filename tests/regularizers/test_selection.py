@@ -98,6 +98,8 @@ def with_floors(
     vectors = [values[torch.randint(len(values), (n,), generator=generator)] for n in sizes]
     if levels == "many":  # so that some floors bind and others do not
         vectors = [v * 4.0**-j for j, v in enumerate(vectors)]
+    if levels == "few":  # the first has no more than the last bit less
+        vectors[0].clamp_max_(1.0)
     floors = [int(floor * n) for n in sizes]
     return vectors, floors, sum(floors) + round(share * (sum(sizes) - sum(floors)))
 
