@@ -5,8 +5,8 @@
 
 ResNet-18 (11 million weights, of which the budget keeps 5 %), one batch of 128. Every way has a network of its own. The
 ratio is the median of ratios of neighbouring timings to the first way. "tensor by tensor" is how L1 moves without its
-fused kernel, which budgets do not have: what is left of the ratio between it and a budget is the selection. "alone" is
-one prox of the budget, without a step, also as a share of the step under L1.
+fused kernel. "alone" is one prox of the budget, without a step, also as a share of the step under L1. "parts", on CUDA:
+each part of the move under a shrinking budget, repeated in a graph of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from sr2 import L1, SR2, L0Ball
 from sr2.experiments.models import build
 from sr2.export.measure import table
 from sr2.optim import CapturedStep
+from sr2.optim.moves.fused import MOVE, MOVE_CHOSEN, SCORE
 from sr2.regularizers import Regularizer
+from sr2.regularizers.selection import DIGITS
 
 WAYS: dict[str, tuple[Regularizer, dict[str, Any]]] = {
     "L1": (L1(1e-6), {}),
@@ -40,6 +42,15 @@ WAYS: dict[str, tuple[Regularizer, dict[str, Any]]] = {
 
 def step_of(R: Regularizer, given: dict[str, Any], options: argparse.Namespace) -> Callable[[], object]:
     """One training step, as a CUDA graph where there is CUDA."""
+    optimizer, step = trained(R, given, options)
+    if options.device.startswith("cuda"):
+        return CapturedStep(optimizer, step)
+    step()
+    return step
+
+
+def trained(R: Regularizer, given: dict[str, Any], options: argparse.Namespace) -> tuple[SR2, Callable[[], object]]:
+    """An optimizer of a network and its step."""
     torch.manual_seed(0)
     device, cuda = torch.device(options.device), options.device.startswith("cuda")
     model = build(options.model, 10, (3, options.size, options.size)).to(device)
@@ -60,10 +71,7 @@ def step_of(R: Regularizer, given: dict[str, Any], options: argparse.Namespace) 
     def step() -> torch.Tensor:
         return optimizer.step(loss)
 
-    if not cuda:
-        step()
-        return step
-    return CapturedStep(optimizer, step)
+    return optimizer, step
 
 
 def prox_of(R: Regularizer, options: argparse.Namespace) -> Callable[[], object]:
@@ -74,14 +82,43 @@ def prox_of(R: Regularizer, options: argparse.Namespace) -> Callable[[], object]
     def prox() -> object:
         return R.prox_of(weights, steps)
 
-    if not options.device.startswith("cuda"):
-        return prox
-    prox()
+    return replayed(prox) if options.device.startswith("cuda") else prox
+
+
+def replayed(body: Callable[[], object], times: int = 1) -> Callable[[], object]:
+    """This, so many times, as a CUDA graph."""
+    body()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        prox()
+        for _ in range(times):
+            body()
     return graph.replay
+
+
+REPEATED = 20
+"""How often a graph repeats a part: replaying a short one would take longer than the part."""
+
+
+def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
+    """The parts of a fused move under a shrinking budget, in their order, and the move without one."""
+    optimizer, step = trained(*WAYS["L0Ball, shrinking"], options)
+    step(), step()
+    optimizer._search.share.fill_(0.7)  # at 7.6 % of the weights
+    move: Any = next(iter(optimizer._moves._made.values()))[1]
+    budgets, length = move._budgets, torch.full((), 1e-4, dtype=torch.float64, device=options.device)
+    search, bits = budgets._search, budgets._scores.view(torch.int32)
+    counts = torch.zeros(len(search.ends) << max(bits for _, bits in DIGITS), dtype=torch.int32, device=options.device)
+    bodies: dict[str, Callable[[], object]] = {
+        "score": lambda: move._run(length, budgets, SCORE),
+        "choose": budgets.choose,
+        "choose: counts": lambda: [search.count(bits, row, counts) for row in range(len(DIGITS))],
+        "move what is chosen": lambda: move._run(length, budgets, MOVE_CHOSEN),
+        "exceeded": budgets.exceeded,
+        "move without a budget": lambda: move._run(length, None, MOVE),
+    }
+    bodies |= {f"choose: count {row}": lambda row=row: search.count(bits, row, counts) for row in range(len(DIGITS))}
+    return {name: replayed(body, REPEATED) for name, body in bodies.items()}
 
 
 def timed(bodies: Sequence[Callable[[], object]], options: argparse.Namespace) -> list[list[float]]:
@@ -110,14 +147,20 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=32, help="of the images")
     parser.add_argument("--steps", type=int, default=10, help="per timing")
     parser.add_argument("--repeats", type=int, default=9, help="timings of each")
-    parser.add_argument("--ways", nargs="*", default=[*WAYS, "alone"], help="the first is what others are measured by")
+    ways = [*WAYS, "alone", "parts"]
+    parser.add_argument("--ways", nargs="*", default=ways, help="the first is what others are measured by")
     parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
     options = parser.parse_args()
     budget = L0Ball(density=0.05)
-    bodies = [step_of(*WAYS[n], options) if n in WAYS else prox_of(budget, options) for n in options.ways]
-    seconds = timed(bodies, options)
+    bodies = {n: step_of(*WAYS[n], options) for n in options.ways if n in WAYS}
+    if "alone" in options.ways:
+        bodies["alone"] = prox_of(budget, options)
+    parts = parts_of(options) if "parts" in options.ways and options.device.startswith("cuda") else {}
+    seconds = timed([*bodies.values(), *parts.values()], options)
     rows = []
-    for name, found in zip(options.ways, seconds, strict=True):
+    for name, found in zip([*bodies, *parts], seconds, strict=True):
+        if name in parts:
+            found = [t / REPEATED for t in found]
         ratio = statistics.median(a / b for a, b in zip(found, seconds[0], strict=True))
         rows.append({"way": name, "milliseconds": 1e3 * statistics.median(found), "ratio": ratio})
     print(table([["", "ms", "ratio"], *([r["way"], f"{r['milliseconds']:.3f}", f"{r['ratio']:.3f}"] for r in rows)]))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L0, L1, SR2, ElasticNet
+from sr2 import L0, L1, SR2, ElasticNet, L0Ball
 from sr2.optim import CapturedStep
 from sr2.optim.moves.choose import choose
 from sr2.optim.moves.fused import FusedMove
@@ -48,7 +48,7 @@ def outcome(accepted):
     return Outcome(yes & accepted, ~yes, yes, yes, number, number, None, {})
 
 
-@pytest.mark.parametrize("regularizer", [None, L1(1e-2), L0(1e-3), ElasticNet(1e-2, 0.3)], ids=str)
+@pytest.mark.parametrize("regularizer", [None, L1(1e-2), L0(1e-3), ElasticNet(1e-2, 0.3), L0Ball(density=0.1)], ids=str)
 @pytest.mark.parametrize("sigma", [0.5, 41.0])
 @torch.no_grad()
 def test_the_fused_step_is_the_step(regularizer, sigma):
@@ -195,6 +195,25 @@ def test_the_baselines_captured_are_eager(case, options):
     for i, (a, b) in enumerate(zip(losses_e, losses_c, strict=True)):
         if i != 3:
             assert math.isclose(float(a), float(b), rel_tol=1e-3, abs_tol=1e-5), i
+
+
+def test_a_shrinking_budget_is_had_exactly_under_replay():
+    """The move computes each score once more: a bit that differs from the first time would be an entry too many."""
+    model, (xs, ys) = network(dropout=0.0), data()
+    x, y = xs[0].clone(), ys[0].clone()
+    optimizer = SR2(model, L0Ball(density=0.1), reach=(3, 23), sigma=100.0, capturable=True)
+    step = CapturedStep(optimizer, lambda: optimizer.step(lambda: F.cross_entropy(model(x), y)), warmup=1)
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    n = sum(p.numel() for p in weights)
+    own, accepted = round(0.1 * n), 0
+    for t in range(2, 40):
+        x.copy_(xs[t % 16]), y.copy_(ys[t % 16])
+        step()
+        budget = round(own + (n - own) * (1 - min(max(t - 3, 0) / 20, 1)) ** 3)
+        if t > 5 and bool(optimizer.figures.accepted):
+            accepted += 1
+            assert sum(int(p.count_nonzero()) for p in weights) == budget, t
+    assert accepted > 20
 
 
 def test_no_host_read():

@@ -54,7 +54,7 @@ def outcome(accepted, sound=True):
     return Outcome(accepted, torch.tensor(False), sound, sound, torch.tensor(1.0), torch.tensor(1.0), None, {})
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)
+@pytest.mark.parametrize("regularizer", [*REGULARIZERS, L0Ball(density=0.1), L0Ball(density=0.9, floor=1)], ids=str)
 @pytest.mark.parametrize(("sigma", "chunk"), [(0.5, 1024), (41.0, 16384)])
 @torch.no_grad()
 def test_the_fused_step_is_the_step(regularizer, sigma, chunk, monkeypatch):
@@ -123,6 +123,43 @@ def test_a_budget_is_chosen_between_two_launches(R, options, monkeypatch):
     assert other_sigma == pytest.approx(sigma, rel=1e-6)
     for a, b in zip(slow, quick, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("metric", [None, Adam()], ids=str)
+@pytest.mark.parametrize("levels", [1, 3])
+@pytest.mark.parametrize("share", [None, 0.0, 0.4, 1.0])
+@torch.no_grad()
+def test_equal_scores_are_chosen_by_order_in_every_group(levels, share, metric, monkeypatch):
+    """Two budgets and a group without one; what decreases is infinite, or the forced one, only where x has too much."""
+    monkeypatch.setattr(fused, "CHUNK", 512)
+    on_device = None if share is None else torch.tensor(share, dtype=F64)
+
+    def made():
+        torch.manual_seed(0)
+        shapes = [(70, 60), (1,), (40, 13), (9,), (5, 3)]
+        xs = [nn.Parameter(torch.randint(levels, shape) / 2.0 + 0.5 * (levels == 1)) for shape in shapes]
+        for x in xs:
+            x.grad = torch.zeros_like(x)
+        groups = [
+            {"params": xs[:3], "regularizer": L0Ball(density=0.3)},
+            {"params": xs[3:4], "regularizer": None},
+            {"params": xs[4:], "regularizer": Ridge(0.2, L0Ball(k=6))},
+        ]
+        reach = None if share is None else (1, 8)
+        optimizer = SR2(groups, sigma=3.0, momentum=0.0, metric=metric, capturable=True, reach=reach)
+        if on_device is not None:
+            optimizer._search.share.copy_(on_device)
+        return xs, optimizer._proposals()
+
+    (xs, plain), (zs, quick) = made(), made()
+    one, other = loop(plain), FusedMove(capturable=True)
+    other.use(quick)
+    a, b = one.to_trial(), other.to_trial()
+    assert all(torch.equal(x, z) for x, z in zip(xs, zs, strict=True))
+    if share is not None and a.dR.isinf():  # for the loop it is `Reach` that says what is predicted then
+        a = a._replace(dR=a.vs + a.sBs)
+    torch.testing.assert_close(torch.stack(a), torch.stack(b), rtol=1e-6, atol=1e-9)
+    assert any(x.count_nonzero() < x.numel() for x in zs) or share == 0.0
 
 
 @pytest.mark.filterwarnings("ignore:R\\(x_0\\) is infinite")

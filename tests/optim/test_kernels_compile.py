@@ -22,15 +22,18 @@ KINDS |= {"q_newest": "fp32", "eps": "fp32"}
 KINDS |= {"tensors": "i32", "chunks": "i32", "flag": "*i1"}
 KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound", "learns")}
 KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "broken", "untested")}
-KINDS |= {"HOLDS": "i32", "TESTED": "i32", "offsets": "*i64", "scores": "*fp32", "chosen": "*i8"}
+KINDS |= {"HOLDS": "i32", "TESTED": "i32", "slots": "*i32", "starts": "*i64", "scores": "*fp32"}
+KINDS |= {name: "*i32" for name in ("nonzeros", "least", "ends", "bits", "owner", "counts", "firsts", "floors")}
+KINDS |= {name: "*i32" for name in ("above", "common", "ties", "first_runs")}
+KINDS |= {"ks": "*i64", "seen": "*i64", "vectors": "i32", "groups": "i32"}
 SIZES = {"CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
 
 
-def compiles(kernel, losses="*fp64", **constants):
+def compiles(kernel, losses="*fp64", warps=fused.WARPS, **constants):
     kinds = {"loss_pointer": losses, "trial_pointer": losses} | KINDS
     signature = {name: "constexpr" if name in constants else kinds.get(name, "*fp64") for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    options = {"num_warps": fused.WARPS, "enable_fp_fusion": False}
+    options = {"num_warps": warps, "enable_fp_fusion": False}
     return bool(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"])
 
 
@@ -45,9 +48,12 @@ for momentum in (False, True):
             for decay in (False, True):
                 of = {"MOMENTUM": momentum, "METRIC": metric, "DECAY": decay, "PASS": kind}
                 assert compiles(fused_kernels.move, **of, **SIZES)
-KINDS |= {"bits": "*i32", "owner": "*i32", "prefixes": "*i32", "counts": "*i32"}
-for shift in (24, 16, 8, 0):
-    assert compiles(selection_kernels.count_digits, SHIFT=shift, RUN=selection.RUN)
+for shift, bits in selection.DIGITS:
+    for few in (False, True):
+        assert compiles(selection_kernels.count_digits, FEW=few, SHIFT=shift, BITS=bits, RUN=selection.RUN)
+    assert compiles(selection_kernels.next_digit, warps=8, SHIFT=shift, BITS=bits, ROWS=selection.TABLE >> bits)
+assert compiles(selection_kernels.count_ties, RUN=selection.RUN)
+assert compiles(selection_kernels.find_ends, warps=8, RUN=selection.RUN, BLOCK=selection.BLOCK)
 print("compiled")
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sr2.regularizers.selection import largest, largest_of_each
+from sr2.regularizers.selection import largest, largest_of_each, largest_with_floors
 from tests.registry import REGULARIZERS, RegularizerCase
 
 # A decomposition looks at its own success, which waits for the device.
@@ -57,6 +57,11 @@ def test_the_largest_of_many_are_those_of_the_host() -> None:
         for v, on in zip(vectors, on_gpu, strict=True):
             assert torch.equal(largest(on, k).cpu(), largest(v, k))
             assert torch.equal(largest(on, torch.tensor(k, device="cuda")).cpu(), largest(v, k))
+    for floors in ([0, 0], [100, 4000], [2_000_000, 3]):
+        for k in (sum(floors), sum(floors) + 7, 2_500_000):
+            expected = largest_with_floors(vectors, floors, k)
+            assert torch.equal(largest_with_floors(on_gpu, floors, k).cpu(), expected)
+            assert torch.equal(largest_with_floors(on_gpu, floors, torch.tensor(k, device="cuda")).cpu(), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -73,7 +73,7 @@ class Regularizer:
     def chooses(self) -> tuple[Any, float] | None:
         """(budget, c) if R is a budget of entries and c |x|^2 / 2: the same kernel serves, once the entries are chosen.
 
-        The budget has `keep(scores)` and `exceeded(xs)`, as `L0Ball` has.
+        The budget has `budget(n)`, `floors(counts)` and `shrinks`, as `L0Ball` has.
         """
         return None
 

@@ -15,7 +15,7 @@ from .base import Step, check_integer, check_number, is_real, shown
 from .budget import Budget
 from .channels import Channels
 from .grouping import Grouping, Groups, check_groups, grouping, groups_in_words
-from .selection import largest, largest_of_each
+from .selection import largest_with_floors
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,14 +117,6 @@ class L0Ball(Budget):
     def chooses(self) -> tuple[L0Ball, float] | None:
         return (self, 0.0) if self.groups is None and type(self) is L0Ball else None
 
-    def keep(self, scores: Sequence[Tensor]) -> Tensor:
-        """Of entries with these scores, a vector per tensor, those that are kept: booleans, laid end to end."""
-        counts = [len(s) for s in scores]
-        k = self.budget(sum(counts))
-        if isinstance(k, int) and k >= sum(counts):
-            return torch.ones(sum(counts), dtype=torch.bool, device=scores[0].device)
-        return _keep(scores, self.floors(counts), k)
-
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         if not xs:
             return []
@@ -135,7 +127,7 @@ class L0Ball(Budget):
         if isinstance(k, int) and isinstance(n, int) and k >= n:
             return [x.clone() for x in xs]
         scores = parts.scores(xs, [None] * len(xs) if _one_for_all(steps) else steps)
-        keep = torch.split(_keep(scores, self.floors(counts), k), [len(s) for s in scores])
+        keep = torch.split(largest_with_floors(scores, self.floors(counts), k), [len(s) for s in scores])
         return [like(torch.where(kept, x, 0.0), x) for kept, x in zip(parts.spread(keep, xs), xs, strict=True)]
 
     def _parts(self, xs: Sequence[Tensor]) -> Channels | _Apart:
@@ -189,12 +181,3 @@ def _scores(x: Tensor, step: Step | None, groups: Grouping | None) -> Tensor:
     if isinstance(groups.count, int):
         return norms
     return torch.where(torch.arange(len(norms), device=x.device) < groups.count, norms, -1.0)  # not in use
-
-
-def _keep(scores: Sequence[Tensor], floors: Sequence[int], k: int | Tensor) -> Tensor:
-    """The largest `floors` of each vector, and the largest of all others, k in all."""
-    together = torch.cat(list(scores))
-    if not any(floors):
-        return largest(together, k)
-    own = largest_of_each(scores, floors)
-    return own | largest(together.masked_fill(own, -1.0), k - sum(floors))

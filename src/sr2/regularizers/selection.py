@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 RUN = 4096
-"""How many entries a program of the kernel takes."""
+"""How many entries a program of the kernels takes."""
+DIGITS = ((24, 7), (18, 6), (12, 6), (6, 6), (0, 6))
+"""The digits of 31 bits, from the top: (shift, bits). With more bits each there are fewer passes over the scores, but
+before 3.7 Triton takes a time for a histogram that grows with its bins."""
+FULL = 3
+"""So many passes read all scores. Later ones read the runs that have the digits found so far, which are few: the last
+of these digits must have six bits."""
+TABLE = 4096
+"""How many counts the kernel of a digit takes at once."""
+BLOCK = 1024
+"""How many runs."""
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
@@ -26,17 +37,12 @@ def largest(scores: Tensor, k: int | Tensor) -> Tensor:
     >>> largest(torch.tensor([2.0, 3.0, 2.0, 1.0]), torch.tensor(3))
     tensor([ True,  True,  True, False])
     """
-    if isinstance(k, int) and not 0 < k < scores.numel():
-        return scores >= 0 if k > 0 else torch.zeros_like(scores, dtype=torch.bool)
     bits = scores.view(_BITS[scores.dtype])  # the order of floats that are not negative is that of their bits
+    if isinstance(k, int) and not 0 < k < scores.numel():
+        return bits >= 0 if k > 0 else torch.zeros_like(scores, dtype=torch.bool)
     if in_kernel([scores]):
-        flat, owner = _in_runs([bits])
-        wanted = _on_device((k,), bits.device) if isinstance(k, int) else k.to(bits.device).int().view(1)
-        least = _by_digits(flat, owner, wanted)[0]
-    elif isinstance(k, int):
-        least = torch.topk(bits, k, sorted=False).values.min()
-    else:
-        least = _by_bits(bits, k)
+        return _in_kernel([scores], [0], k)
+    least = torch.topk(bits, k, sorted=False).values.min() if isinstance(k, int) else _by_bits(bits, k)
     above, ties = bits > least, bits == least
     return above | (ties & (ties.cumsum(0, dtype=torch.int32) <= k - _count(above)))
 
@@ -47,24 +53,29 @@ def largest_of_each(scores: Sequence[Tensor], ks: Sequence[int]) -> Tensor:
     >>> largest_of_each([torch.tensor([2.0, 3.0]), torch.tensor([1.0, 1.0, 0.0])], [1, 1])
     tensor([False,  True,  True, False, False])
     """
-    if not in_kernel(scores):
-        return torch.cat([largest(s, k) for s, k in zip(scores, ks, strict=True)])
-    flat, owner = _in_runs([s.view(torch.int32) for s in scores])
-    wanted = _on_device(tuple(ks), flat.device)
-    least = _by_digits(flat, owner, wanted)[owner][:, None]
-    rows = flat.view(-1, RUN)
-    above, ties = rows > least, rows == least
-    # The rank of a tie within its vector: that among all, less the ties before the vector's first run.
-    room = wanted - torch.zeros_like(wanted).index_add_(0, owner, above.sum(1, dtype=torch.int32))
-    of_row = ties.sum(1, dtype=torch.int32)
-    before_row = of_row.cumsum(0, dtype=torch.int32) - of_row
-    first = torch.full_like(wanted, flat.numel()).scatter_reduce_(0, owner.long(), before_row, "amin")
-    rank = ties.cumsum(1, dtype=torch.int32) + (before_row - first[owner])[:, None]
-    keep = (above | (ties & (rank <= room[owner][:, None]))).view(-1)
-    return torch.cat([keep[i : i + len(s)] for i, s in zip(_starts(scores), scores, strict=True)])
+    if in_kernel(scores):
+        return _in_kernel(scores, ks, sum(ks))
+    return torch.cat([largest(s, k) for s, k in zip(scores, ks, strict=True)])
 
 
-# ---- the k-th largest
+def largest_with_floors(scores: Sequence[Tensor], floors: Sequence[int], k: int | Tensor) -> Tensor:
+    """The largest `floors` of each vector, and the largest of all others, k in all; laid end to end.
+
+    Args:
+        scores: as in `largest`.
+        floors: how many of each vector are taken in any case, k at most together.
+        k: as in `largest`.
+
+    >>> largest_with_floors([torch.tensor([2.0, 3.0]), torch.tensor([1.0, 1.0, 0.0])], [0, 1], 2)
+    tensor([False,  True,  True, False, False])
+    """
+    if in_kernel(scores):
+        return _in_kernel(scores, floors, k)
+    together = torch.cat(list(scores))
+    if not any(floors):
+        return largest(together, k)
+    own = largest_of_each(scores, floors)
+    return own | largest(together.masked_fill(own, -1.0), k - sum(floors))
 
 
 def _by_bits(bits: Tensor, k: Tensor) -> Tensor:
@@ -76,23 +87,109 @@ def _by_bits(bits: Tensor, k: Tensor) -> Tensor:
     return least
 
 
-def _by_digits(flat: Tensor, owner: Tensor, ks: Tensor) -> Tensor:
-    """The same for every vector of `_in_runs`, in four passes of eight bits each."""
-    least, left = torch.zeros_like(ks), ks.clamp_min(1)  # where k = 0, `largest` takes none of the largest
-    for shift in (24, 16, 8, 0):
-        counts = torch.zeros(len(ks), 512, dtype=torch.int32, device=flat.device)
-        kernels().count_digits[(len(owner),)](flat, owner, least, counts, SHIFT=shift, RUN=RUN)
-        counts = counts[:, :256]
-        reached = counts.flip(1).cumsum(1, dtype=torch.int32).flip(1)  # how many have this digit or a higher one
-        digit = ((reached >= left[:, None]).sum(1, keepdim=True) - 1).clamp_min(0)
-        left = left - (reached - counts).gather(1, digit)[:, 0]
-        least = least | (digit[:, 0].int() << shift)
-    return least
+def _count(flags: Tensor) -> Tensor:
+    """How many are true; each device has its faster way (on the CPU by a factor of seven)."""
+    return torch.count_nonzero(flags) if flags.is_cpu else flags.sum()
+
+
+# ---- in kernels
+
+
+class Search:
+    """`largest_with_floors` of one or several groups of vectors, in a few launches and without a host read.
+
+    Entry i of vector j is taken where its score is more than the vector's least, or is the least and i < its end:
+    `least`, int32 and the bits of a score, and `ends` are what `find` finds. All digits of the common threshold and of
+    those of the floors are found together, in one pass over the scores for each digit.
+
+    Args:
+        sizes: of the vectors, group by group.
+        floors: how many of each are taken in any case.
+        device: where.
+    """
+
+    def __init__(self, sizes: Sequence[Sequence[int]], floors: Sequence[Sequence[int]], device: torch.device) -> None:
+        runs = [-(-n // RUN) for of_group in sizes for n in of_group]
+        first_runs = tuple(accumulate(runs, initial=0))
+        self._groups, self._vectors, self._runs = len(sizes), len(runs), first_runs[-1]
+        self.starts = tuple(RUN * first for first in first_runs[:-1])
+        self.length = RUN * self._runs
+        self._owner = on_device(tuple(j for j, count in enumerate(runs) for _ in range(count)), device)
+        self.floors = on_device(tuple(f for of_group in floors for f in of_group), device)
+        self._first_runs = on_device(first_runs, device)
+        self._firsts = on_device(tuple(accumulate(map(len, sizes), initial=0)), device)
+        made = functools.partial(torch.zeros, dtype=torch.int32, device=device)
+        # Digit by digit one row more: what has no digits yet is 0, and stays so.
+        self._least, self._above = made(len(DIGITS) + 1, self._vectors), made(len(DIGITS) + 1, self._vectors)
+        self._common = made(len(DIGITS) + 1, self._groups)
+        self._counts = made(sum(self._vectors << bits for _, bits in DIGITS))
+        self._ties, self.ends = made(self._runs), made(self._vectors)
+        self._seen = torch.zeros(self._runs, dtype=torch.int64, device=device)
+        self.least = self._least[-1]
+
+    def find(self, scores: Tensor, ks: Tensor) -> None:
+        """The least and the end of every vector.
+
+        Args:
+            scores: float32, from `starts` on those of each vector, and -1 up to the next.
+            ks: int64, how many of each group.
+        """
+        bits = scores.view(torch.int32)
+        self._counts.zero_()
+        each = torch.split(self._counts, [self._vectors << width for _, width in DIGITS])
+        for row, ((shift, width), counts) in enumerate(zip(DIGITS, each, strict=True)):
+            self.count(bits, row, counts)
+            kernels().next_digit[(self._groups,)](
+                counts,
+                self._firsts,
+                self.floors,
+                ks,
+                self._least[row:],
+                self._above[row:],
+                self._common[row:],
+                self.ends,
+                self._vectors,
+                self._groups,
+                SHIFT=shift,
+                BITS=width,
+                ROWS=max(TABLE >> width, 1),
+                num_warps=8,
+            )
+        tied = (self.least, self.ends, self._ties)
+        kernels().count_ties[(self._runs,)](bits, self._owner, *tied, RUN=RUN)
+        kernels().find_ends[(self._vectors,)](bits, self._first_runs, *tied, RUN=RUN, BLOCK=BLOCK, num_warps=8)
+
+    def count(self, bits: Tensor, row: int, counts: Tensor) -> None:
+        """The launch that reads the scores, for one digit."""
+        shift, width = DIGITS[row]
+        work = (bits, self._owner, self._least[row], counts, self._seen)
+        kernels().count_digits[(self._runs,)](*work, FEW=row >= FULL, SHIFT=shift, BITS=width, RUN=RUN)
+
+    def taken(self, scores: Tensor) -> Tensor:
+        """What `find` has found, as booleans as long as the scores."""
+        bits = scores.view(torch.int32).view(-1, RUN)
+        least, ends, first = (
+            of_vector[self._owner][:, None] for of_vector in (self.least, self.ends, self._first_runs[:-1] * RUN)
+        )
+        place = torch.arange(self.length, dtype=torch.int32, device=scores.device).view(-1, RUN) - first
+        return ((bits > least) | ((bits == least) & (place < ends))).view(-1)
+
+
+def _in_kernel(scores: Sequence[Tensor], floors: Sequence[int], k: int | Tensor) -> Tensor:
+    """`largest_with_floors` by a search of its own."""
+    sizes, device = [len(s) for s in scores], scores[0].device
+    search = Search([sizes], [floors], device)
+    filler = scores[0].new_full((RUN,), -1.0)
+    padded = torch.cat([part for s in scores for part in (s, filler[: -len(s) % RUN])])
+    ks = on_device((k,), device).long() if isinstance(k, int) else k.to(device).long().view(1)
+    search.find(padded, ks)
+    taken = search.taken(padded)
+    return torch.cat([taken[a : a + n] for a, n in zip(search.starts, sizes, strict=True)])
 
 
 @functools.cache
 def kernels() -> Any:
-    """The Triton kernel, compiled when first used; None where there is no Triton."""
+    """The Triton kernels, compiled when first used; None where there is no Triton."""
     try:
         from . import selection_kernels
     except ImportError:
@@ -101,36 +198,12 @@ def kernels() -> Any:
 
 
 def in_kernel(scores: Sequence[Tensor]) -> bool:
-    """Whether the kernel serves: float32 on CUDA, and not while torch.compile traces."""
+    """Whether the kernels serve: float32 on CUDA, and not while torch.compile traces."""
     known = all(s.is_cuda and s.dtype == torch.float32 for s in scores) and not torch.compiler.is_compiling()
     return known and type(scores[0]) is Tensor and kernels() is not None
 
 
-# ---- several vectors in runs
-
-
-def _in_runs(vectors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """All end to end, each filled up to whole runs with -1, and whose run each is."""
-    filler = vectors[0].new_full((RUN,), -1)
-    flat = torch.cat([part for v in vectors for part in (v, filler[: -len(v) % RUN])])
-    owner = tuple(j for j, v in enumerate(vectors) for _ in range(-(-len(v) // RUN)))
-    return flat, _on_device(owner, flat.device)
-
-
-def _starts(vectors: Sequence[Tensor]) -> list[int]:
-    """Where each vector starts among `_in_runs`."""
-    starts = [0]
-    for v in vectors:
-        starts.append(starts[-1] + -(-len(v) // RUN) * RUN)
-    return starts[:-1]
-
-
 @functools.cache
-def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """Copied once and kept for good, since a CUDA graph may read it: a step comes before one is captured."""
     return torch.tensor(numbers, dtype=torch.int32, device="cpu").to(device)
-
-
-def _count(flags: Tensor) -> Tensor:
-    """How many are true; each device has its faster way (on the CPU by a factor of seven)."""
-    return torch.count_nonzero(flags) if flags.is_cpu else flags.sum()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...regularizers.base import Regularizer
+from ...regularizers.selection import Search
 from .base import Proposal
 
 
@@ -19,28 +21,38 @@ def known(regularizer: Regularizer) -> tuple[float, float, float] | None:
 
 
 class Budgets:
-    """The groups under a budget, with the scores of their entries and what is chosen, end to end.
+    """The groups under a budget, with the scores of their entries and how they are chosen.
 
     Args:
-        groups: of each group under a budget, the budget and the numbers of its tensors among all.
+        groups: of each group under a budget, R and the numbers of its tensors among all.
         xs: all tensors.
     """
 
-    def __init__(self, groups: Sequence[tuple[Regularizer, Sequence[int]]], xs: Sequence[Tensor]) -> None:
+    def __init__(self, groups: Sequence[tuple[Regularizer, range]], xs: Sequence[Tensor]) -> None:
         self._groups, device = groups, xs[0].device
-        offsets, self._parts, total = [-1] * len(xs), [], 0
-        for _, numbers in groups:
-            for i in numbers:
-                offsets[i], total = total, total + xs[i].numel()
-            self._parts.append([(offsets[i], xs[i].numel()) for i in numbers])
-        self.offsets = torch.tensor(offsets, device=device)
-        self.scores = torch.empty(total, dtype=torch.float32, device=device)
-        self.chosen = torch.empty(total, dtype=torch.int8, device=device)
+        self._budgets: list[Any] = [r.chooses[0] for r, _ in groups if r.chooses is not None]
+        sizes = [[xs[i].numel() for i in numbers] for _, numbers in groups]
+        self._sums = [sum(of_group) for of_group in sizes]
+        floors = [budget.floors(of_group) for budget, of_group in zip(self._budgets, sizes, strict=True)]
+        self._search = Search(sizes, floors, device)
+        fixed = [0 if b.shrinks else b.budget(n) for b, n in zip(self._budgets, self._sums, strict=True)]
+        self._ks = torch.tensor(fixed, device=device)
+        slots = {i: slot for slot, i in enumerate(i for _, numbers in groups for i in numbers)}
+        self._scores = torch.full((self._search.length,), -1.0, device=device)  # between the tensors it stays so
+        self.nonzeros = torch.zeros_like(self._search.ends)
+        self.tables = (
+            torch.tensor([slots.get(i, -1) for i in range(len(xs))], dtype=torch.int32, device=device),
+            torch.tensor(self._search.starts, device=device),
+            self.nonzeros,
+            self._search.least,
+            self._search.ends,
+            self._scores,
+        )
 
     @property
     def shrink(self) -> bool:
         """Whether they are on their way to their own."""
-        return any(r.chooses is not None and r.chooses[0].shrinks for r, _ in self._groups)
+        return any(budget.shrinks for budget in self._budgets)
 
     @staticmethod
     def of(proposals: Sequence[Proposal], xs: Sequence[Tensor], before: Budgets | None) -> Budgets | None:
@@ -56,18 +68,15 @@ class Budgets:
         return before if same else Budgets(groups, xs)
 
     def choose(self) -> None:
-        """From the scores, group by group."""
-        for (regularizer, _), parts in zip(self._groups, self._parts, strict=True):
-            assert regularizer.chooses is not None
-            keep = regularizer.chooses[0].keep([self.scores[a : a + n] for a, n in parts])
-            a, (b, n) = parts[0][0], parts[-1]
-            self.chosen[a : b + n].copy_(keep)
+        """From the scores: the least score of each tensor that is chosen, and where equal ones end."""
+        for budget, n, k in zip(self._budgets, self._sums, self._ks, strict=True):
+            if budget.shrinks:
+                k.copy_(budget.budget(n))
+        self._search.find(self._scores, self._ks)
 
-    def exceeded(self, kept: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Whether x, as it was, has more than a budget that has shrunk since."""
-        xs = [x for group in kept for x in group]
-        found = []
-        for regularizer, numbers in self._groups:
-            assert regularizer.chooses is not None
-            found.append(regularizer.chooses[0].exceeded([xs[i] for i in numbers]))
-        return torch.stack(found).any()
+    def exceeded(self) -> Tensor:
+        """Whether x, as it was when scored, has more than a budget that has shrunk since."""
+        used = torch.maximum(self.nonzeros, self._search.floors)
+        parts = torch.split(used, [len(numbers) for _, numbers in self._groups])
+        found = [part.sum() > k for part, k in zip(parts, self._ks, strict=True)]
+        return found[0] if len(found) == 1 else torch.stack(found).any()

@@ -108,6 +108,7 @@ class FusedMove:
         self._weights = self._table("weights", weights, torch.float64)
         budgets = Budgets.of(self.proposals, self._xs, self._budgets)
         if budgets is not None:
+            budgets.nonzeros.zero_()
             self._run(step, budgets, SCORE)
             budgets.choose()
         self._budgets = budgets
@@ -117,13 +118,12 @@ class FusedMove:
         vs, dR, ss, _, _, sBs = self.sums.unbind()
         if budgets is not None:  # R(x) is infinite where a budget has shrunk, and R's decrease as `Reach` has it
             forced = vs + sBs if budgets.shrink else torch.full_like(dR, math.inf)
-            dR.copy_(torch.where(budgets.exceeded(self.kept), forced, dR))
+            dR.copy_(torch.where(budgets.exceeded(), forced, dR))
         return Model(vs, dR, ss, sBs)
 
     def _run(self, step: Tensor, budgets: Budgets | None, kind: int) -> None:
         """One launch over all tensors."""
-        nothing = (self._sizes, self._partial, self._partial)  # which the kernel does not read
-        of_budgets = nothing if budgets is None else (budgets.offsets, budgets.scores, budgets.chosen)
+        of_budgets = (self._sizes,) * 6 if budgets is None else budgets.tables  # the former are not read
         kernels().move[(self._chunks,)](
             self._pointers,
             self._weights,

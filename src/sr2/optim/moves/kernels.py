@@ -20,9 +20,12 @@ def move(
     m_newest,  # float32: 1 - beta
     q_newest,  # float32: 1 - beta of the metric
     eps,  # float32: of the metric
-    offsets,  # int64 (T): where the tensors of budgets lie in the next two, -1 for others
+    slots,  # int32 (T): the number of a tensor among those under budgets, -1 for others
+    starts,  # int64, by slot as the next: where its scores start
+    nonzeros,  # int32, filled with zeros: how many there are in x
+    least,  # int32: the least score that is chosen, as its bits,
+    ends,  # int32: and only of entries before this one
     scores,  # float32: by which a budget chooses
-    chosen,  # int8: what it has chosen
     tensors,
     chunks,
     MOMENTUM: tl.constexpr,
@@ -37,7 +40,8 @@ def move(
     With METRIC the step is step / D, D = sqrt(q / (1 - beta^t)) + eps as in Adam, next q = q + (1 - beta) (g^2 - q).
     With DECAY v has w D x more, and (g - v)'s less w s'Ds / 2 is what the batch's noise and the decay change of F.
 
-    Under a budget z is 0 where it is not chosen: a first pass writes |z| sqrt(D (1 + c step / D)) and nothing else.
+    Under a budget z is 0 where it is not chosen: a first pass writes the scores |z| sqrt(D (1 + c step / D)) and counts
+    x's nonzeros, and does nothing else.
     """
     program = tl.program_id(0)
     i = tl.load(chunk_tensor + program)
@@ -63,11 +67,13 @@ def move(
     step = tl.load(step_pointer)
     left = tl.minimum(tl.load(sizes + i) - start, CHUNK).to(tl.int32)
     if PASS != 0:
-        offset = tl.load(offsets + i)
-        first_score = tl.where(offset >= 0, offset, 0) + start
+        slot = tl.load(slots + i)
         if PASS == 1:
-            left = tl.where(offset >= 0, left, 0)
-        free = tl.where(offset >= 0, 0, CHUNK).to(tl.int32)  # entries below are under no budget
+            left = tl.where(slot >= 0, left, 0)
+            score_pointer = scores + tl.load(starts + slot, mask=slot >= 0, other=0) + start
+        else:
+            least_bits = tl.load(least + slot, mask=slot >= 0, other=-2147483648)  # under no budget all are chosen
+            end = tl.load(ends + slot, mask=slot >= 0, other=2147483647) - start
 
     # z = argmin a|z| + b [z != 0] + c z^2 / 2 + (z - u)^2 / (2 step): shrink, then keep or drop.
     all_shrink = (a * step).to(tl.float32)
@@ -111,14 +117,17 @@ def move(
         u = x - length * v
         w = tl.div_rn(tl.abs(u) - shrink, scale)  # `/` would round to the nearest but one
         w = tl.where(w > drop, w, 0.0)
-        if PASS == 1:
+        if PASS != 0:
+            score = w
             if METRIC:
-                w = w * tl.sqrt_rn(tl.div_rn(scale, length))
-            tl.store(scores + first_score + entry, w, mask=inside)
+                score = w * tl.sqrt_rn(tl.div_rn(scale, length))
+        if PASS == 1:
+            tl.store(score_pointer + entry, score, mask=inside)
+            count += (x != 0.0).to(tl.int32)
         else:
-            if PASS == 2:
-                keep = tl.load(chosen + first_score + entry, mask=inside & (entry >= free), other=1)
-                w = tl.where(keep != 0, w, 0.0)
+            if PASS == 2:  # to compute the score once more takes less time than to read it, and gives the same bits
+                bits = score.to(tl.int32, bitcast=True)
+                w = tl.where((bits > least_bits) | ((bits == least_bits) & (entry < end)), w, 0.0)
             z = tl.where(u < 0.0, -w, w)
             tl.store(kept_pointer + entry, x, mask=inside)
             tl.store(x_pointer + entry, z, mask=inside)
@@ -135,7 +144,9 @@ def move(
             size += tl.abs(x).to(tl.float64) - tl.abs(z).to(tl.float64)
             count += (x != 0.0).to(tl.int32) - (z != 0.0).to(tl.int32)
             square -= s * (x.to(tl.float64) + z.to(tl.float64))
-    if PASS != 1:
+    if PASS == 1:
+        tl.atomic_add(nonzeros + slot, tl.sum(count, axis=0), mask=slot >= 0)
+    else:
         tl.store(partial + program, tl.sum(vs, axis=0))
         change = a * tl.sum(size, axis=0) + b * tl.sum(count, axis=0).to(tl.float64) + 0.5 * c * tl.sum(square, axis=0)
         tl.store(partial + chunks + program, change)
