@@ -194,10 +194,10 @@ class SR2(Reading, ProximalOptimizer):
             state.record(outcome)
         if self.testing is not None:
             hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
-        state.follow(self.schedule, self.param_groups)
+        state.follow(self.schedule, self.param_groups, self.rule)
         if self.averaging is not None:
             self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
-        f.look(outcome, self.rule, asks=self.testing is None)
+        f.look(outcome, asks=self.testing is None)
         return loss
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
