@@ -2,7 +2,7 @@
 
 The costs of a step are measured within the run, on copies of its network and with its own batches: blocks of steps of
 AdamW, of SR2 with a trial and of SR2 on trust, one after the other and again, in CPU seconds of this process. A block
-takes AdamW 20 ms or more. There are at least nine of each, and as many more, up to forty, as it takes until the
+takes AdamW 20 ms or more. There are at least nine of each, and as many more, up to twenty, as it takes until the
 standard error of each ratio's median is below one percent of it. What the machine does beside falls on all alike.
 """
 
@@ -24,7 +24,7 @@ from ...optim.parts.testing import Pace, as_testing
 from ...regularizers import L1
 from .tasks import Batch, Problem
 
-BLOCK_SECONDS, LEAST, MOST, STEADY = 0.02, 9, 40, 0.01
+BLOCK_SECONDS, LEAST, MOST, STEADY = 0.02, 9, 20, 0.01
 NEVER = 10**9
 """A `test_every` that leaves all steps but the first one on trust."""
 Step = Callable[[], None]

@@ -61,8 +61,8 @@ class Tolerant(Rule):
         return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
 
     def way_out(self, rho: float) -> str:
-        """In between sigma may rest. Near the bound on the average, steps undo what the others gain."""
-        if self.constants is None or rho >= -self.rise / 2:
+        """In between sigma may rest: momentum makes good what single steps lose. Not next to the bound."""
+        if self.constants is None or rho >= -0.8 * self.rise:
             return ""
         return f"take a larger batch, or rule=Tolerant(rise={self.rise / 2:g}), which rejects more of these steps"
 
