@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,8 +89,11 @@ def _show(folder: Path) -> None:
         print(f"equal gradients\n\n{summary.table(panel)}\n")
         if any(record["method"] in summary.IN_TIME for record in small):
             print(f"equal time\n\n{summary.table(panel, summary.IN_TIME)}\n")
-        summary.figure(panel, folder / "panel.png")
-        print(f"the figure is {folder / 'panel.png'}")
+        if importlib.util.find_spec("matplotlib") is None:
+            print("no figure is drawn: matplotlib is missing, pip install matplotlib")
+        else:
+            summary.figure(panel, folder / "panel.png")
+            print(f"the figure is {folder / 'panel.png'}")
     if large := [record for record in records if record["task"] == "gpt"]:
         print(gpt.table(large))
     if not records:
