@@ -25,7 +25,7 @@ KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "
 KINDS |= {"HOLDS": "i32", "TESTED": "i32", "slots": "*i32", "starts": "*i64", "scores": "*fp32"}
 KINDS |= {name: "*i32" for name in ("nonzeros", "least", "ends", "bits", "owner", "counts", "firsts", "floors")}
 KINDS |= {name: "*i32" for name in ("above", "common", "ties", "first_runs")}
-KINDS |= {"ks": "*i64", "seen": "*i64", "vectors": "i32", "groups": "i32"}
+KINDS |= {"exceeded": "*i1", "ks": "*i64", "seen": "*i64", "vectors": "i32", "groups": "i32"}
 SIZES = {"CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
 
 
