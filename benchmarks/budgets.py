@@ -15,9 +15,8 @@ import torch
 
 from sr2 import SR2, L0Ball
 from sr2.experiments.baselines import GMP
-
-from .panel import tasks
-from .panel.methods import recalibrate
+from sr2.experiments.panel import tasks
+from sr2.experiments.panel.methods import recalibrate
 
 RATES = (0.03, 0.1, 0.3)
 DENSITIES = (1.0, 0.1, 0.05, 0.02)

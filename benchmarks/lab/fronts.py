@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from ..panel import runner
+from sr2.experiments.panel import runner
+
 from .search import Rule, Setting
 from .variants import lab
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from ..panel import tasks
+from sr2.experiments.panel import tasks
+
 from .search import SR2, Rule, Setting
 
 

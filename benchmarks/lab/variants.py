@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from ..panel import methods, runner, tasks
-from ..panel.methods import Method, Trained
-from ..panel.tasks import Problem
+from sr2.experiments.panel import methods, runner, tasks
+from sr2.experiments.panel.methods import Method, Trained
+from sr2.experiments.panel.tasks import Problem
+
 from .search import SR2, Rule, Setting
 
 QUICK = [name for name in tasks.TASKS if name not in ("characters", "cifar_small")]

@@ -129,3 +129,11 @@ def gradient_of(p: Tensor) -> Tensor | None:
 def capturing() -> bool:
     """Whether a CUDA graph is being captured."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def take_if(flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor], *, looking: bool) -> None:
+    """x <- the points where the flag is true, without looking at it unless one may; a choice, so that no NaN leaks."""
+    if not looking:
+        points = [torch.where(flag.to(x.device), point, x) for x, point in zip(xs, points, strict=True)]
+    if not looking or flag:
+        torch._foreach_copy_(list(xs), list(points))

@@ -27,6 +27,7 @@ ROOMS = [
     "host_reads",
     "bench",
     "bench_table",
+    "panel",
     "report",
     "paper",
 ]

@@ -45,10 +45,12 @@ assert compiles(fused_kernels.toward, **SIZES)
 for momentum in (False, True):
     for metric in (False, True):
         for kind in (fused.MOVE, fused.SCORE, fused.MOVE_CHOSEN):
-            assert compiles(fused_kernels.move, MOMENTUM=momentum, METRIC=metric, PASS=kind, **SIZES)
-for shift, bits in selection.DIGITS:
-    for few in (False, True):
-        assert compiles(selection_kernels.count_digits, FEW=few, SHIFT=shift, BITS=bits, RUN=selection.RUN)
+            for decay in (False, True):
+                of = {"MOMENTUM": momentum, "METRIC": metric, "DECAY": decay, "PASS": kind}
+                assert compiles(fused_kernels.move, **of, **SIZES)
+for row, (shift, bits) in enumerate(selection.DIGITS):
+    few = row >= selection.FULL
+    assert compiles(selection_kernels.count_digits, FEW=few, SHIFT=shift, BITS=bits, RUN=selection.RUN)
     assert compiles(selection_kernels.next_digit, warps=8, SHIFT=shift, BITS=bits, ROWS=selection.TABLE >> bits)
 assert compiles(selection_kernels.count_ties, RUN=selection.RUN)
 assert compiles(selection_kernels.find_ends, warps=8, RUN=selection.RUN, BLOCK=selection.BLOCK)

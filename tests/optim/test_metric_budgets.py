@@ -110,7 +110,7 @@ def test_where_r_couples_entries_the_metric_is_one_number(R, kind):
     steps = [torch.tensor(0.1 / np.sqrt((d**2).mean())) for d in D]
     expected = R.prox([x.detach() - s * g for x, s, g in zip(weights, steps, gs, strict=True)], steps)
     options = {"lr": 0.1} if kind is ProxGEN else {"sigma": 10.0, "rule": Tolerant(rise=1e9)}
-    kind(weights, R, metric="adam", **options).step(loss)
+    kind(weights, R, metric="adam", weight_decay=0.0, **options).step(loss)
     for x, z in zip(weights, expected, strict=True):
         torch.testing.assert_close(x.detach(), z, rtol=1e-4, atol=1e-5)
 

@@ -178,7 +178,7 @@ def test_the_losses_of_parts_from_a_closure_that_fills_the_gradients():
 # ---- groups
 
 
-@pytest.mark.parametrize("key", ["lr", "weight_decay", "momentum", "penalty", "lam", "regularizers"])
+@pytest.mark.parametrize("key", ["lr", "betas", "momentum", "penalty", "lam", "regularizers"])
 def test_a_key_that_a_group_does_not_have(key):
     with pytest.raises(ValueError, match=f"a group of SR2 has no '{key}': it has params, regularizer"):
         SR2([{"params": network().parameters(), key: 0.1}], L1(1e-3))

@@ -180,12 +180,68 @@ FIRST, LAST = 0.1, 0.7
 """The shares of the run between which weights are pruned; what is left of the cosine is for recovery."""
 
 
-class GMP(SGD):
-    """That SGD with gradual global magnitude pruning (Zhu and Gupta, 2017): what is pruned stays zero.
+class Pruning(Baseline):
+    """Gradual global magnitude pruning (Zhu and Gupta, 2017) around a baseline: what is pruned stays zero.
 
     Between a tenth and seven tenths of the run, at least 20 times and at least every 100 steps, the share
     s_f (1 - (1 - u)^3) of all weights together, the smallest, becomes zero, with u from 0 to 1. No tensor loses
     everything: it has the floor of `L0Ball`. Pruned weights have no gradient and no momentum.
+    """
+
+    def _plan(self, density: float, steps: int) -> None:
+        check_number(type(self).__name__, "density", density, 0, 1, open_low=True)
+        self.density = density
+        self._first = round(FIRST * steps)
+        self._last = max(self._first, min(round(LAST * steps), steps - 1))
+        self._every = max(1, min(100, (self._last - self._first) // 20))
+
+    @property
+    def _pruned(self) -> list[Tensor]:
+        return [p for group in self.param_groups if group["penalized"] for p in group["params"] if p.requires_grad]
+
+    def density_at(self, step: int) -> float:
+        """The share of the weights that is left at a step.
+
+        >>> gmp = GMP(nn.Linear(8, 1), steps=1000, density=0.1)
+        >>> [round(gmp.density_at(step), 4) for step in (0, 100, 400, 700, 999)]
+        [1.0, 1.0, 0.2125, 0.1, 0.1]
+        """
+        u = min(1.0, max(0, step - self._first) / max(1, self._last - self._first)) if step < self._last else 1.0
+        return 1 - (1 - self.density) * (1 - (1 - u) ** 3)
+
+    @torch.no_grad()
+    def before_step(self, step: int) -> None:
+        """The learning rate of this step, and the masks, if it is one at which weights are pruned."""
+        super().before_step(step)
+        # Not before the first step, unless it is the only one: torch's AdamW takes a state with anything in it for one
+        # that has its means.
+        for p in self._pruned if step > 0 or self._last == 0 else []:
+            if "mask" not in self.state[p]:
+                self.state[p]["mask"] = torch.ones_like(p)
+        since = step - self._first
+        if step == self._last or (0 < since < self._last - self._first and since % self._every == 0):
+            self._prune(self.density_at(step))
+
+    def _prune(self, density: float) -> None:
+        """Masks are written in their place, where a CUDA graph reads them."""
+        xs = self._pruned
+        for x, kept in zip(xs, L0Ball(density=density).prox(xs, 1.0), strict=True):
+            state = self.state[x]
+            state["mask"].copy_(kept != 0)
+            x.copy_(kept)
+            for momentum in (state.get(name) for name in ("momentum_buffer", "exp_avg")):
+                if momentum is not None:
+                    momentum.mul_(state["mask"])
+
+    def _change_gradients(self) -> None:
+        pairs = [(p.grad, self.state[p].get("mask")) for p in self._pruned]
+        found = [(gradient, mask) for gradient, mask in pairs if gradient is not None and mask is not None]
+        if found:
+            torch._foreach_mul_(*map(list, zip(*found, strict=True)))
+
+
+class GMP(Pruning, SGD):  # type: ignore[misc]
+    """That SGD with gradual global magnitude pruning, see `Pruning`.
 
     >>> model, x = nn.Linear(8, 1), torch.ones(5, 8)
     >>> optimizer = GMP(model, steps=100, density=0.25)
@@ -224,53 +280,8 @@ class GMP(SGD):
         penalize: str = "weights",
         capturable: bool = False,
     ) -> None:
-        check_number("GMP", "density", density, 0, 1, open_low=True)
         options: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay, "penalize": penalize}
         super().__init__(
             params, None, lr, warmup=warmup, average=average, steps=steps, capturable=capturable, **options
         )
-        self.density = density
-        self._first = round(FIRST * steps)
-        self._last = max(self._first, min(round(LAST * steps), steps - 1))
-        self._every = max(1, min(100, (self._last - self._first) // 20))
-
-    @property
-    def _pruned(self) -> list[Tensor]:
-        return [p for group in self.param_groups if group["penalized"] for p in group["params"] if p.requires_grad]
-
-    def density_at(self, step: int) -> float:
-        """The share of the weights that is left at a step.
-
-        >>> gmp = GMP(nn.Linear(8, 1), steps=1000, density=0.1)
-        >>> [round(gmp.density_at(step), 4) for step in (0, 100, 400, 700, 999)]
-        [1.0, 1.0, 0.2125, 0.1, 0.1]
-        """
-        u = min(1.0, max(0, step - self._first) / max(1, self._last - self._first)) if step < self._last else 1.0
-        return 1 - (1 - self.density) * (1 - (1 - u) ** 3)
-
-    @torch.no_grad()
-    def before_step(self, step: int) -> None:
-        """The learning rate of this step, and the masks, if it is one at which weights are pruned."""
-        super().before_step(step)
-        for p in self._pruned:
-            if "mask" not in self.state[p]:
-                self.state[p]["mask"] = torch.ones_like(p)
-        since = step - self._first
-        if step == self._last or (0 < since < self._last - self._first and since % self._every == 0):
-            self._prune(self.density_at(step))
-
-    def _prune(self, density: float) -> None:
-        """Masks are written in their place, where a CUDA graph reads them."""
-        xs = self._pruned
-        for x, kept in zip(xs, L0Ball(density=density).prox(xs, 1.0), strict=True):
-            state = self.state[x]
-            state["mask"].copy_(kept != 0)
-            x.copy_(kept)
-            if (momentum := state.get("momentum_buffer")) is not None:
-                momentum.mul_(state["mask"])
-
-    def _change_gradients(self) -> None:
-        pairs = [(p.grad, self.state[p].get("mask")) for p in self._pruned]
-        found = [(gradient, mask) for gradient, mask in pairs if gradient is not None and mask is not None]
-        if found:
-            torch._foreach_mul_(*map(list, zip(*found, strict=True)))
+        self._plan(density, steps)

@@ -19,7 +19,9 @@ from tyro.extras import SubcommandApp
 from .bench import BenchConfig
 from .errors import UserError
 from .flags import Flags, training_flags
-from .reporting import report_grid, show
+from .panel.command import PanelConfig
+from .panel.command import run_and_print as run_panel
+from .reporting import readable, report_grid, show
 from .run.compare import Grid, compare
 from .run.config import Precision, RunConfig
 from .run.on_ray import Place
@@ -28,7 +30,7 @@ from .run.progress import Watch
 from .run.registry import has_lambda
 from .run.shared import join, read_here
 from .run.stop import StopSignals
-from .run.store import RunRecord, Which, find_runs
+from .run.store import RunRecord, Which
 
 DESCRIPTION = "Train sparse networks under nonsmooth regularizers, without a learning rate to tune."
 RUNS = Path("runs")
@@ -239,18 +241,7 @@ def report(folders: Positional[tuple[str, ...]], *, out: str | None = None) -> N
 def _find(folders: Sequence[Path]) -> list[RunRecord]:
     if not folders:
         raise UserError("name at least one run folder, or a folder of runs")
-    return _readable(folders)
-
-
-def _readable(folders: Sequence[Path], missing_ok: bool = False) -> list[RunRecord]:
-    """The runs that can be read; those that cannot are named, and the others go on."""
-    damaged: list[UserError] = []
-    found = find_runs(folders, missing_ok, damaged)
-    if damaged and not found:
-        raise damaged[0]
-    for error in damaged:
-        print(f"skipped: {error}", file=sys.stderr)
-    return found
+    return readable(folders)
 
 
 # ---- the rest
@@ -258,6 +249,7 @@ def _readable(folders: Sequence[Path], missing_ok: bool = False) -> list[RunReco
 
 def bench(
     config: Annotated[BenchConfig, arg(name="")] = BenchConfig(),  # noqa: B008 - frozen
+    panel: Annotated[PanelConfig, arg(name="")] = PanelConfig(),  # noqa: B008 - frozen
     *,
     sparse: Path | None = None,
     trust: bool = False,
@@ -266,6 +258,7 @@ def bench(
 
     Args:
         config: what to time.
+        panel: what to train.
         sparse: A finished run: instead time its layers on this CPU, dense and as sparse rows, with their break-even.
         trust: Import the module:callable that the run names for its network or its data.
     """
@@ -273,6 +266,9 @@ def bench(
         from .run.export import bench_sparse
 
         bench_sparse(sparse, trust=trust)
+        return
+    if panel.panel:
+        run_panel(panel, config.device)
         return
     from .bench_table import run_and_print
 
@@ -317,7 +313,7 @@ def paper_list(*, runs: Path = RUNS) -> None:
     from .paper.cells import list_text
 
     fresh = runs == RUNS  # nobody has trained yet
-    print(list_text(_readable([runs], missing_ok=fresh or runs.is_dir())))
+    print(list_text(readable([runs], missing_ok=fresh or runs.is_dir())))
 
 
 def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
@@ -329,7 +325,7 @@ def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
     """
     from .paper.summary import print_and_write
 
-    print_and_write(_readable([runs], missing_ok=runs.is_dir()), runs, out or runs / "paper")
+    print_and_write(readable([runs], missing_ok=runs.is_dir()), runs, out or runs / "paper")
 
 
 _MADE = (train_one, train_grid, paper_run)  # these make their command: its flags are made while the program runs

@@ -30,7 +30,6 @@ SHOWN = (
 
 ELSEWHERE = {
     "lr": "it finds its own steps; ProxGEN(model, R, lr=...) takes one",
-    "weight_decay": "give it as a regularizer, Ridge(lam, R)",
     "betas": "give momentum=, and metric=sr2.metrics.Adam(beta=...)",
     "epochs": "give steps=epochs * len(loader)",
 }
@@ -58,11 +57,12 @@ class Unsaid(NamedTuple):
     momentum: Any
     average: Any
     rule: Any
+    weight_decay: float | str
 
 
-TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant())
+TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant(), weight_decay="auto")
 """The library's defaults: docs/defaults.md says why, and where they lose."""
-ALGORITHM_1 = Unsaid(metric=None, momentum=0.0, average=False, rule=Ratio())
+ALGORITHM_1 = Unsaid(metric=None, momentum=0.0, average=False, rule=Ratio(), weight_decay=0.0)
 """Those of whoever names a constant of Algorithm 1, its rule, or what only its theory can say."""
 
 

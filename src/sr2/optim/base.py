@@ -219,7 +219,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""
-        groups = [dict(g) for g in state_dict["param_groups"]]
+        later = {name: 0.0 for name in ("weight_decay",) if name in self.defaults}  # SR2 did not always have it
+        groups = [{**later, **g} for g in state_dict["param_groups"]]
         self._check_state(groups, state_dict["state"])
         mine = [group["regularizer"] for group in self.param_groups]
         for number, (saved, regularizer) in enumerate(zip(groups, mine, strict=False)):

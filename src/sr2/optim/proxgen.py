@@ -35,7 +35,7 @@ class ProxGEN(ProximalOptimizer):
         lr: the step size; in the groups, so torch's schedulers work.
         momentum: beta of v_t; 0 is the plain gradient.
         metric: D_t, by name or as an object; None is the identity.
-        weight_decay: decoupled, x <- (1 - lr * weight_decay) x before the step, as in the authors' code.
+        weight_decay: decoupled, (1 - lr * weight_decay) x in the place of x, as in the authors' code and in AdamW.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, as SR2's paper does).
         foreach, capturable: as in SR2; with `capturable`, `lr` is kept as a tensor, which torch's schedulers fill.
     """
@@ -78,13 +78,9 @@ class ProxGEN(ProximalOptimizer):
             self._bind()
         loss = None if closure is None else loss_and_gradients(closure, self._parameters(), self._module)[0]
         for number, group in enumerate(self.param_groups):
-            lr = group["lr"]
-            proposal = Proposal.of(group, self.state, lr, self.metric, self._direction_of(group), self._processes)
-            if proposal is None:
-                continue
-            if group["weight_decay"]:
-                for x in proposal.xs:
-                    x.mul_(1 - lr * group["weight_decay"])
-            self._take(number, proposal)
+            parts = (group["lr"], self.metric, self._direction_of(group))
+            proposal = Proposal.of(group, self.state, *parts, self._processes, group["weight_decay"])
+            if proposal is not None:
+                self._take(number, proposal)
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step
         return loss

@@ -25,9 +25,11 @@ from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
 from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
-from .moves.base import Model, Move, Proposal
+from .moves.base import Move, Proposal
 from .moves.fused import FusedMove
+from .moves.pieces import Model
 from .parts.averaging import Averaging, Reminder, as_averaging, averaged
+from .parts.decay import Decay
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Rounding, Rule
@@ -83,12 +85,14 @@ class SR2(Reading, ProximalOptimizer):
             along the first step, or without a metric the largest, doubled until the prox leaves half of the weights.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1, eta2, gamma1, gamma2 and
             gamma3 are shorthand for Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring
-            Algorithm 1's other defaults: metric=None, momentum=0, average=False.
+            Algorithm 1's other defaults: metric=None, momentum=0, weight_decay=0, average=False.
         sigma_min: the least sigma.
         momentum, direction: v from g, `momentum=beta` or an object of `sr2.directions`; 0.9. With momentum rho leaves
             out (g - v)'s, the batch's noise (not where `objective` is given).
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             An R that couples the entries of a tensor (Nuclear, Rank) has one number per tensor, D's root mean square.
+        weight_decay: the share of itself that a weight loses per step, of tensors with two dimensions or more: kappa of
+            kappa sigma x'Dx / 2 beside f, less in a cooldown. "auto" is 2 / (t + 400), and 0 under a penalty.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
@@ -128,6 +132,7 @@ class SR2(Reading, ProximalOptimizer):
         momentum: float | str = "auto",
         direction: Direction | None = None,
         metric: Metric | str | None = "auto",
+        weight_decay: float | str = "auto",
         cooldown: tuple[int, int] | None = None,
         schedule: Schedule | None = None,
         reach: tuple[int, int] | None = None,
@@ -154,7 +159,8 @@ class SR2(Reading, ProximalOptimizer):
         self.averaging, self.testing = as_averaging(said(average, default.average)), as_testing(test_every)
         check_options(self, capturable)
         shared: dict[str, Any] = {"metric": said(metric, default.metric), "penalize": penalize, "foreach": foreach}
-        super().__init__(params, regularizer, {}, capturable=capturable, compile=compile, **shared)
+        self._decay = Decay.of(weight_decay, default.weight_decay)
+        super().__init__(params, regularizer, {"weight_decay": 0.0}, capturable=capturable, compile=compile, **shared)
         self.reach = planned_reach(reach, steps, (group["regularizer"] for group in self.param_groups))
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
@@ -191,18 +197,21 @@ class SR2(Reading, ProximalOptimizer):
         state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
             self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
-        f.look(outcome, asks=self.testing is None)
+        f.look(outcome, self.rule, asks=self.testing is None)
         return loss
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
         """Of every group x, g and what makes v and D."""
+        search, decays = self._search, sigma is None  # what is asked of f's curvature has no decay
         if sigma is None:
-            sigma = self._search.sigma if self.capturable else float(self._search.sigma)
-        parts = (1.0 / sigma, self.metric, self.direction)
+            sigma = search.sigma if self.capturable else float(search.sigma)
+        parts = (1.0 / sigma, self.metric, self.direction, self._processes)
         if self._bound is None:
             self._bind()
-        groups = zip(self.param_groups, self._in_force, strict=True)
-        made = (Proposal.of({**g, "regularizer": R}, self.state, *parts, self._processes) for g, R in groups)
+        made = [
+            Proposal.of({**group, "regularizer": R}, self.state, *parts, search.decay_of(group) if decays else 0.0, 2)
+            for group, R in zip(self.param_groups, self._in_force, strict=True)
+        ]
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
@@ -306,7 +315,7 @@ class SR2(Reading, ProximalOptimizer):
         Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=0.8)
         """
         constants = {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
-        return {**constants, "metric": None, "momentum": 0.0, "average": False}
+        return {**constants, "metric": None, "momentum": 0.0, "weight_decay": 0.0, "average": False}
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, afterwards the last one.
@@ -321,8 +330,9 @@ class SR2(Reading, ProximalOptimizer):
         return regularizer if regularizer is None or self.reach is None else regularizer.at_strength(self._search.share)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, which may name its own `regularizer`."""
-        super().add_param_group(param_group)
+        """Add a group, which may name its own `regularizer` and `weight_decay`."""
+        R = param_group.get("regularizer", self.defaults["regularizer"])
+        super().add_param_group({"weight_decay": self._decay.under(R), **param_group})
         if hasattr(self, "_search"):
             self._search.entered = False  # the new tensors may start where their R is infinite
 

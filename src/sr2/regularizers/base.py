@@ -39,6 +39,7 @@ class Regularizer:
         rowwise: R is a sum over the slices of dimension 0 of each tensor, with one of `terms_of` per tensor: a tensor
             may be cut between them. It concerns processes that have parts of a tensor; others are shown all of it.
         strict: R is 0 within a budget and infinite outside; a run that knows its length comes to it gradually.
+        penalizes: R pulls at the weights, as no constraint does: SR2 has no weight decay beside it unless asked.
     """
 
     separable: ClassVar[bool] = False
@@ -46,6 +47,7 @@ class Regularizer:
     convex: ClassVar[bool] = False
     rowwise: ClassVar[bool] = False
     strict: ClassVar[bool] = False
+    penalizes: ClassVar[bool] = True
 
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)

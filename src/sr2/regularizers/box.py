@@ -26,6 +26,7 @@ class Box(Regularizer):
     hi: float
     separable = True
     convex = True
+    penalizes = False
 
     def __post_init__(self) -> None:
         bounds: tuple[object, object] = (self.lo, self.hi)

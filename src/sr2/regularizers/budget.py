@@ -15,6 +15,7 @@ class Budget(Regularizer):
     """R(x) = 0 within a budget of entries, groups or singular values, else +inf."""
 
     strict = True
+    penalizes = False
     _share: Tensor | None = None
 
     def at_strength(self, share: Tensor) -> Self:

@@ -31,6 +31,7 @@ class KeepZeros(Regularizer):
 
     diagonal = True  # not separable: tensors that are cut or joined have other zeros
     convex = True
+    penalizes = False
     rowwise = True
     _zeros = None
 

@@ -100,11 +100,18 @@ _OWN_OPTIMIZER = (
 
 
 def _plans(config: RunConfig, regularizer: Regularizer | None) -> bool:
-    """Whether the optimizer is told how many steps there will be: a baseline, and one that has a budget to reach."""
+    """Whether the optimizer is told how many steps there will be: a baseline, SR2 with its own defaults, which then has
+    a cooldown, and one that has a budget to reach. Algorithm 1 goes on as long as one lets it."""
     if not registry.takes_regularizer(config.optimizer):
         return True
-    open_ended = any(config.option(name) is not None for name in ("batch_growth", "epsilon"))
-    return regularizer is not None and regularizer.strict and not open_ended
+    if any(config.option(name) is not None for name in ("batch_growth", "epsilon")):
+        return False
+    algorithm_1 = any(config.option(name) not in (None, "none") for name in ALGORITHM_1)
+    return not algorithm_1 or (regularizer is not None and regularizer.strict)
+
+
+ALGORITHM_1 = ("eta1", "eta2", "gamma1", "gamma2", "gamma3", "rule")
+"""Who names one of these chooses a rule, and no plan comes with it."""
 
 
 def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:

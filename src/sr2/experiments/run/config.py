@@ -218,6 +218,7 @@ FIRST_DEFAULTS: Mapping[str, Value] = {
     "schedule": "none",
     "average": False,
     "test_every": 1.0,
+    "weight_decay": 0.0,
 }
 """What SR2 did in the first version where nothing was said: what a `config.json` means that does not say it. Frozen."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...numerics import capturing, cut, end_to_end, local, whole
-from ..parts.rules import Evidence, Rounding
+from ..parts.rules import Evidence, Rounding, Rule
 from ..processes import ALONE, Processes
 from ..state import Outcome
 from .losses import Closure, as_loss, explained, gradients_of
@@ -174,8 +174,9 @@ class TwoEvaluations:
             self._before.restore()
         self._settled = True  # momentum has moved on, and an interrupt no longer undoes the step
 
-    def look(self, outcome: Outcome, *, asks: bool) -> None:
-        """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees.
+    def look(self, outcome: Outcome, rule: Rule, *, asks: bool) -> None:
+        """Whether the closure is a function of x that knows of x + s, and whether sigma is stuck; only where the host
+        decides, and sees.
 
         asks: a rejection has put x back to where `at_x` found it, so that the closure may be asked there again.
         """
@@ -189,6 +190,8 @@ class TwoEvaluations:
             self._watch.unmoved(evidence.loss, evidence.vs)
         else:
             self._watch.unmoved_steps = 0
+        if outcome.rho.isfinite():
+            self._watch.judged(float(outcome.rho), float(outcome.sigma), rule)
         if asks and not (outcome.accepted or outcome.null):
             self._watch.rejected(self.loss, self.again)
 

@@ -2,6 +2,8 @@
 
     s = argmin_s  v's + s'Ds / 2 + R(x + s),        x + s = prox_{R/D}(x - v / D)
 
+Decoupled weight decay is in v: it is the gradient of w x'Dx / 2 with the metric D, as in AdamW.
+
 `steps` holds 1/D: one number for all entries, or one tensor of steps per tensor where R is diagonal. A way of moving
 keeps x before it writes it, and notes that it has: an interrupt at any point can be undone.
 """
@@ -12,12 +14,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ...numerics import add, capturing, end_to_end, exact_sum, gradient_of, local, wide
+from ...numerics import add, capturing, end_to_end, exact_sum, gradient_of, local, take_if, wide
 from ...regularizers.base import ZERO, Regularizer, Step
 from ..closure.losses import NO_SPARSE
 from ..parts.averaging import move_toward
@@ -25,44 +27,16 @@ from ..parts.directions import Direction
 from ..parts.metrics import Metric, State, one_number
 from ..processes import ALONE, Processes
 from ..state import Outcome
+from .pieces import Model, Piece, Way
 
 FAR = 10.0
 """A loss so many times the largest one at a point that passed a test is a failure, where a step is not tested."""
 NEEDS_A_STEP = "momentum and metrics need a step before a CUDA graph is captured"
 
 
-class Model(NamedTuple):
-    """The scalars of the model of one step: 0-dim, float64, on the device."""
-
-    vs: Tensor
-    """v's"""
-    dR: Tensor
-    """R(x) - R(x + s)"""
-    ss: Tensor
-    """|s|^2"""
-    sBs: Tensor
-    """s'Bs = sum(s^2 / step), twice the model's quadratic term: B is sigma, or sigma times the metric"""
-
-
 def add_models(models: Sequence[Model]) -> Model:
     """Those of several pieces or groups, summed on the device of the first."""
     return models[0] if len(models) == 1 else Model(*(add(column) for column in zip(*models, strict=True)))
-
-
-class Piece(NamedTuple):
-    """What is worked on at a time: all tensors of a group, or some of them, or a part of one."""
-
-    xs: Sequence[Tensor]
-    olds: Sequence[Tensor]
-    """where x is kept"""
-    vs: Sequence[Tensor]
-    steps: Sequence[Step]
-
-
-Keep = Callable[[Piece], None]
-"""Copies x of a piece to where it is kept, and notes so; to be called before the piece is moved."""
-Way = Callable[[Piece, Regularizer, Keep], Model]
-"""x <- x + s for the tensors of one group, in place; returns the scalars of the model."""
 
 
 # ---- the arithmetic of one step
@@ -115,6 +89,10 @@ class Proposal:
     metric: Metric | None
     direction: Direction | None
     states: list[State]
+    decay: Step = 0.0
+    """w of w x'Dx / 2, D the metric without sigma."""
+    decaying: Sequence[bool] = ()
+    """Which tensors it concerns."""
     counted: list[bool] = field(default_factory=list)
     """Of which tensors this process counts the sums: all but those that another one has too. Not said, all."""
     together: Processes = ALONE
@@ -123,9 +101,16 @@ class Proposal:
     vs: list[Tensor] = field(default_factory=list)
     steps: Sequence[Step] = ()
     """1 / D: `step` over the metric's diagonal."""
+    decays: Sequence[Step] = ()
+    """w times the metric's diagonal, where there is a decay."""
 
     def __post_init__(self) -> None:
         self.counted = self.counted or [True] * len(self.xs)
+
+    @property
+    def decays_any(self) -> bool:
+        """Whether a tensor decays; w itself may be a number that nobody looks at."""
+        return any(self.decaying) and (isinstance(self.decay, Tensor) or self.decay != 0)
 
     @staticmethod
     def of(
@@ -135,10 +120,14 @@ class Proposal:
         metric: Metric | None,
         direction: Direction | None,
         together: Processes = ALONE,
+        decay: Step = 0.0,
+        least_dim: int = 0,
     ) -> Proposal | None:
         """What this process has of the tensors of one group that take part in this step; None if there are none.
 
         A parameter without a gradient is left alone, unless R couples it to the others: then its gradient is zero.
+
+        least_dim: how many dimensions a tensor has at least that the decay concerns.
         """
         regularizer: Regularizer = group["regularizer"] or ZERO
         trained = [p for p in group["params"] if p.requires_grad]
@@ -150,11 +139,14 @@ class Proposal:
         if any(g.layout != torch.strided for g in gs):
             raise ValueError(NO_SPARSE)
         counted = [together.mesh is None or together.counts(p) for p in chosen]
-        return Proposal(regularizer, xs, gs, step, metric, direction, [states[p] for p in chosen], counted, together)
+        mine = [states[p] for p in chosen]
+        decaying = [p.dim() >= least_dim for p in chosen]
+        return Proposal(regularizer, xs, gs, step, metric, direction, mine, decay, decaying, counted, together)
 
     def turn(self) -> None:
         """v and the steps for these gradients, with the states that direction and metric remember."""
         self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
+        D: Sequence[Step] = [1.0] * len(self.xs)
         if self.metric is not None:
             D, self.news = self.metric.update(self.xs, self.gs, self.states)
             if not self.regularizer.diagonal:
@@ -164,15 +156,21 @@ class Proposal:
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
             self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
+        if self.decays_any:
+            self.decays = [self.decay * d if of_x else 0.0 for d, of_x in zip(D, self.decaying, strict=True)]
+            self.vs = [wide(v) + c * wide(x) for v, c, x in zip(self.vs, self.decays, self.xs, strict=True)]
 
     def noise(self, kept: Sequence[Tensor]) -> Tensor:
-        """(g - v)'s for s = x - kept, summed in float64 over what this process counts."""
+        """(g - v)'s for s = x - kept, less s'Cs / 2 of a decay x'Cx / 2, over what this process counts, in float64."""
         mine = [i for i, counts in enumerate(self.counted) if counts]
         if not mine:
             return torch.zeros((), dtype=torch.float64, device=self.xs[0].device)
         gs, vs, xs, olds = ([wide(ts[i]) for i in mine] for ts in (self.gs, self.vs, self.xs, kept))
-        terms = torch._foreach_sub(gs, vs)
-        torch._foreach_mul_(terms, torch._foreach_sub(xs, olds))
+        terms, ss = torch._foreach_sub(gs, vs), torch._foreach_sub(xs, olds)
+        if self.decays_any:  # g - v - Cs / 2
+            halves = [c / 2 * s for c, s in zip([self.decays[i] for i in mine], ss, strict=True)]
+            torch._foreach_sub_(terms, [h.to(t.dtype) for h, t in zip(halves, terms, strict=True)])
+        torch._foreach_mul_(terms, ss)
         if len({t.dtype for t in terms}) == 1 and all(t.is_cuda and t.device == terms[0].device for t in terms):
             terms = (end_to_end(terms),)  # one launch instead of one per tensor
         return add([exact_sum(t) for t in terms])
@@ -207,7 +205,7 @@ class Move(Protocol):
         """x <- x + s; the scalars of the model, summed over the groups."""
 
     def noise(self) -> Tensor | None:
-        """(g - v)'s, what the direction takes out of this batch; None where v = g."""
+        """(g - v)'s, what the direction takes out of this batch, with the change of a decay; None where v = g."""
 
     @property
     def kept(self) -> Sequence[Sequence[Tensor]]:
@@ -227,14 +225,6 @@ class Move(Protocol):
 
     def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
         """x <- the points, where the flag is true."""
-
-
-def take_if(flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor], *, looking: bool) -> None:
-    """`Move.take_if`; a choice, so that no NaN leaks."""
-    if not looking:
-        points = [torch.where(flag.to(x.device), point, x) for x, point in zip(xs, points, strict=True)]
-    if not looking or flag:
-        torch._foreach_copy_(list(xs), list(points))
 
 
 def settle_on_host(move: Move, outcome: Outcome) -> None:
@@ -278,7 +268,7 @@ class ByGroup:
         return add_models(models)
 
     def noise(self) -> Tensor | None:
-        if all(p.direction is None for p in self.proposals):
+        if all(p.direction is None and not p.decays_any for p in self.proposals):
             return None
         return add([p.noise(kept) for p, kept in zip(self.proposals, self.kept, strict=True)])
 

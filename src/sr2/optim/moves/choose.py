@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ...numerics import RUN
-from .base import ByGroup, Move, Proposal, Way
+from .base import ByGroup, Move, Proposal
 from .compiled import compiled
 from .flat import chunked, joined
 from .fused import FusedMove
 from .loop import counting, loop, uncounted
+from .pieces import Way
 
 SMALL = 32 * RUN
 """A tensor of so many entries or fewer is laid end to end with others of its kind, on the CPU too."""

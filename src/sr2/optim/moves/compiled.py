@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ...regularizers.base import Regularizer
-from .base import Keep, Model, Piece, add_models, model_of, proximal_point
+from .base import add_models, model_of, proximal_point
 from .flat import pieces
 from .loop import move
+from .pieces import Keep, Model, Piece
 
 
 def compiled(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:

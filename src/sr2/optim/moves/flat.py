@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ...numerics import RUN, cut, dense, end_to_end, in_runs
 from ...regularizers.base import Regularizer
-from .base import Keep, Model, Piece, add_models, model_of, proximal_point
+from .base import add_models, model_of, proximal_point
+from .pieces import Keep, Model, Piece
 
 ROWS = 1024
 """The runs of a chunk: 2 MB of float32 per tensor. Fewer, and Python is what takes the time."""

@@ -16,15 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics import capturing
+from ...numerics import capturing, take_if
 from ..parts.averaging import move_toward
 from ..parts.rules import Rounding, Rule
 from ..parts.testing import LARGEST
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
-from .base import FAR, Model, Proposal, settle_on_host, take_if
+from .base import FAR, Proposal, settle_on_host
 from .chosen import Budgets, known
 from .moments import Moment, aligned, alike, dense, laid_like
+from .pieces import Model
 
 _F64 = torch.float64
 CHUNK = 16384
@@ -85,6 +86,7 @@ class FusedMove:
         direction, metric = proposals[0].direction, proposals[0].metric  # one for all
         self.momentum = 0.0 if direction is None else direction.beta or 0.0
         self.adam = None if metric is None else metric.adam
+        self.decays = any(p.decays_any for p in proposals)
         self._moved = False
         self._xs = [x for p in proposals for x in p.xs]
         # A gradient has its parameter's strides, as autograd promises; one that has not is laid out anew.
@@ -132,6 +134,7 @@ class FusedMove:
             self._partial,
             self._weights_of("momentum"),
             self._weights_of("square"),
+            self._decay_weights(),
             1 - self.momentum,
             1 - self.adam[0] if self.adam else 0.0,
             self.adam[1] if self.adam else 0.0,
@@ -140,6 +143,7 @@ class FusedMove:
             self._chunks,
             MOMENTUM=bool(self.momentum),
             METRIC=self.adam is not None,
+            DECAY=self.decays,
             PASS=kind,
             CHUNK=CHUNK,
             BLOCK=BLOCK,
@@ -151,8 +155,19 @@ class FusedMove:
         """1 - beta^t of an average; where there is none, the kernel does not read it."""
         return next((m.new_weights for m in self._moments if m.name == name), self._weights)
 
+    def _decay_weights(self) -> Tensor:
+        """w of every tensor; where there is none, the kernel does not read it."""
+        if not self.decays:
+            return self._weights
+        owner = [i if decays else -1 for i, p in enumerate(self.proposals) for decays in p.decaying]
+        if not any(isinstance(p.decay, Tensor) for p in self.proposals):
+            return self._table("decays", [0.0 if i < 0 else self.proposals[i].decay for i in owner], torch.float64)
+        device = self._xs[0].device
+        of_groups = [torch.as_tensor(p.decay, dtype=_F64, device=device) for p in self.proposals]
+        return torch.stack([*of_groups, of_groups[0].new_zeros(())])[self._table("owner", owner, torch.int64)]
+
     def noise(self) -> Tensor | None:
-        return self.sums[4] if self.momentum else None
+        return self.sums[4] if self.momentum or self.decays else None
 
     @property
     def kept(self) -> list[list[Tensor]]:

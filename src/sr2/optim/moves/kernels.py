@@ -16,6 +16,7 @@ def move(
     partial,  # float64 (6, chunks): v's, R(x) - R(x + s), |s|^2, how many v are not finite, (g - v)'s, s'Bs
     m_weights,  # float64 (T): 1 - beta^t, by which m is too small
     q_weights,  # float64 (T): the same of q
+    decays,  # float64 (T): w of a decay w x'Dx / 2
     m_newest,  # float32: 1 - beta
     q_newest,  # float32: 1 - beta of the metric
     eps,  # float32: of the metric
@@ -29,6 +30,7 @@ def move(
     chunks,
     MOMENTUM: tl.constexpr,
     METRIC: tl.constexpr,
+    DECAY: tl.constexpr,
     PASS: tl.constexpr,  # MOVE, or for budgets SCORE and then MOVE_CHOSEN
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -36,6 +38,7 @@ def move(
     """kept <- x,  x <- prox_{step R}(x - step v),  v = g, or m / (1 - beta^t) with next m = m + (1 - beta) (g - m).
 
     With METRIC the step is step / D, D = sqrt(q / (1 - beta^t)) + eps as in Adam, next q = q + (1 - beta) (g^2 - q).
+    With DECAY v has w D x more, and (g - v)'s less w s'Ds / 2 is what the batch's noise and the decay change of F.
 
     Under a budget z is 0 where it is not chosen: a first pass writes the scores |z| sqrt(D (1 + c step / D)) and counts
     x's nonzeros, and does nothing else.
@@ -59,6 +62,8 @@ def move(
     a = tl.load(weights + 3 * i)
     b = tl.load(weights + 3 * i + 1)
     c = tl.load(weights + 3 * i + 2)
+    if DECAY:
+        decay = tl.load(decays + i).to(tl.float32)
     step = tl.load(step_pointer)
     left = tl.minimum(tl.load(sizes + i) - start, CHUNK).to(tl.int32)
     if PASS != 0:
@@ -106,6 +111,9 @@ def move(
             shrink = a.to(tl.float32) * length
             scale = 1.0 + c.to(tl.float32) * length
             drop = tl.sqrt_rn(tl.div_rn(2.0 * b.to(tl.float32) * length, scale))
+        if DECAY:
+            pull = decay * D if METRIC else decay + tl.zeros_like(x)
+            v += pull * x
         u = x - length * v
         w = tl.div_rn(tl.abs(u) - shrink, scale)  # `/` would round to the nearest but one
         w = tl.where(w > drop, w, 0.0)
@@ -128,7 +136,9 @@ def move(
             ss += s * s
             if METRIC:
                 sBs += s * s / length.to(tl.float64)
-            if MOMENTUM:
+            if DECAY:
+                noise += (g.to(tl.float64) - v.to(tl.float64) - 0.5 * pull.to(tl.float64) * s) * s
+            elif MOMENTUM:
                 noise += (g.to(tl.float64) - v.to(tl.float64)) * s
             broken += (v - v != 0.0).to(tl.int32)
             size += tl.abs(x).to(tl.float64) - tl.abs(z).to(tl.float64)

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 
 from ...regularizers.base import ZERO, Regularizer
-from .base import Keep, Model, Piece, Way, model_of, proximal_point
+from .base import model_of, proximal_point
+from .pieces import Keep, Model, Piece, Way
 
 
 def loop(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:

@@ -187,6 +187,10 @@ class Rule(ABC):
         """Constants that follow from R(x_0), by name, to be replaced in this rule; saved with the optimizer."""
         return {}
 
+    def way_out(self, rho: float) -> str:
+        """What to do where sigma has stood still for long at this mean of rho; empty where that is usual."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Ratio(Rule):
@@ -255,6 +259,14 @@ class Ratio(Rule):
         higher = torch.where(finite, gamma1 * sigma, gamma2 * sigma)
         sigma = torch.where(very, gamma3 * sigma, torch.where(accepted, sigma, higher))
         return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
+
+    def way_out(self, rho: float) -> str:
+        """sigma rests by itself where rho is a little below eta2: far is twice as far from 1."""
+        if self.constants is None or 1 - rho <= 2 * (1 - self.eta2):
+            return ""
+        return (
+            f"leave out the constants of Algorithm 1 and its rule, or take an eta2 below {rho:.2g}, not {self.eta2:g}"
+        )
 
 
 def gamma3_for(R: float) -> float:

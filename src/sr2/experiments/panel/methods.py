@@ -6,7 +6,10 @@ A method's name says all of it: `adamw_0.001_cosine`, `sgd_0.1_constant`, `sched
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import itertools
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...optim import SR2
+from ...regularizers import L1
 from .tasks import Problem
+from .times import measure
 
+PACKAGES = {"schedulefree": "schedulefree", "prodigy": "prodigyopt", "dog": "dog-optimizer"}
+"""What a baseline needs beside this library, as pip names it."""
 ADAMW_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 SGD_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
@@ -31,27 +39,22 @@ class Trained:
 Method = Callable[[Problem], Trained]
 
 
-def penalized(problem: Problem) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
-    """The loss of a batch with the task's own l1 term, for optimizers that know no prox."""
-
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        value = problem.loss(model(x), y)
-        if problem.l1:
-            value = value + problem.l1 * sum(p.abs().sum() for p in model.parameters() if p.dim() > 1)
-        return value
-
-    return loss
+def missing(method: str) -> str:
+    """The command that installs what a method needs and this machine has not; empty where nothing is missing."""
+    package = PACKAGES.get(method, "")
+    here = not package or importlib.util.find_spec(package.removesuffix("-optimizer")) is not None
+    return "" if here else f"missing, pip install {package}"
 
 
 def _descend(problem: Problem, optimizer: torch.optim.Optimizer, cosine: bool = False) -> None:
-    loss, rates = penalized(problem), [group["lr"] for group in optimizer.param_groups]
+    rates = [group["lr"] for group in optimizer.param_groups]
     problem.model.train()
     for k, (x, y) in enumerate(problem.batches()):
         if cosine:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * k / problem.steps))
         optimizer.zero_grad()
-        loss(problem.model, x, y).backward()  # type: ignore[no-untyped-call]
+        problem.penalized(problem.model, x, y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
@@ -96,11 +99,10 @@ def dog(problem: Problem) -> Trained:
 
     optimizer = DoG(problem.model.parameters())
     averager = PolynomialDecayAverager(problem.model)
-    loss = penalized(problem)
     problem.model.train()
     for x, y in problem.batches():
         optimizer.zero_grad()
-        loss(problem.model, x, y).backward()  # type: ignore[no-untyped-call]
+        problem.penalized(problem.model, x, y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         averager.step()
     average = {name: value.clone() for name, value in averager.averaged_model.named_parameters()}
@@ -140,17 +142,28 @@ def recalibrate(problem: Problem) -> None:
         m.momentum = momentum
 
 
-def sr2(*, planned: bool = False, **options: Any) -> Method:
-    """The library's SR2 with its average; the task's own penalty is a regularizer. Without options, as it comes."""
+def sr2(*, planned: bool = False, equal_time: bool = False, **options: Any) -> Method:
+    """The library's SR2 with its average; the task's own penalty is a regularizer. Without options, as it comes.
+
+    Args:
+        planned: it is told the number of steps.
+        equal_time: it takes as many steps as fit into the time of AdamW's, see `times`.
+        options: of SR2.
+    """
 
     def train(problem: Problem) -> Trained:
-        from sr2 import L1, SR2
-
-        given = options | ({"steps": problem.steps} if planned else {})
+        steps, numbers = problem.steps, dict[str, float]()
+        if equal_time:
+            costs = measure(problem, **options)
+            steps = min(steps, costs.affordable(steps, options.get("test_every", 1)))
+            numbers = {f"cost_{name}": float(value) for name, value in vars(costs).items()}
+        given = options | ({"steps": steps} if planned else {})
+        started = time.process_time()
         optimizer = SR2(problem.model, L1(problem.l1) if problem.l1 else None, **given)
         problem.model.train()
-        for x, y in problem.batches():
-            optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))  # type: ignore[misc]
+        for x, y in itertools.islice(problem.batches(), steps):
+            optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))
+        numbers |= {"taken": steps, "cpu_training": time.process_time() - started}
 
         @contextlib.contextmanager
         def average() -> Iterator[None]:
@@ -161,14 +174,21 @@ def sr2(*, planned: bool = False, **options: Any) -> Method:
             for name, b in problem.model.named_buffers():
                 b.copy_(buffers[name])
 
-        return Trained({"average": average})
+        return Trained({"average": average}, numbers)
 
     return train
 
 
 def own() -> dict[str, Method]:
-    """SR2 as it comes, told how many steps there will be, and as Algorithm 1."""
-    return {"sr2": sr2(), "sr2_steps": sr2(planned=True), "sr2_paper": sr2(eta1=7.5e-4, average=True)}
+    """SR2 as it comes, told how many steps there will be, and as Algorithm 1; then in AdamW's time."""
+    return {
+        "sr2": sr2(),
+        "sr2_steps": sr2(planned=True),
+        "sr2_paper": sr2(eta1=7.5e-4, average=True),
+        "sr2_time": sr2(equal_time=True),
+        "sr2_steps_time": sr2(planned=True, equal_time=True),
+        "sr2_auto_time": sr2(planned=True, equal_time=True, test_every="auto"),
+    }
 
 
 def baselines() -> dict[str, Method]:

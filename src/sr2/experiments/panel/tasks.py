@@ -9,13 +9,15 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, make_classification, make_friedman1
 from torch import Tensor, nn
 
+from ..data.base import default_root
+from ..tasks import Classification
 from . import text
 
 Batch = tuple[Tensor, Tensor]
@@ -54,6 +56,13 @@ class Problem:
             chosen, order = torch.from_numpy(order[: self.batch_size]), order[self.batch_size :]
             yield (_moved(x[chosen], draw) if self.moved else x[chosen]), y[chosen]
 
+    def penalized(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of a batch with the task's own l1 term, for optimizers that know no prox."""
+        value = self.loss(model(x), y)
+        if self.l1:
+            value = value + self.l1 * sum(p.abs().sum() for p in model.parameters() if p.dim() > 1)
+        return value
+
     def objective(self, part: Batch) -> float:
         """The mean loss over a part, without gradients."""
         total, count = 0.0, 0
@@ -81,7 +90,14 @@ class Problem:
             for i in range(0, 256, 64):
                 yield text.windows(x[:, 0], starts[i : i + 64])
         else:
-            yield from zip(x.split(1024), y.split(1024), strict=True)
+            yield from zip(torch.split(x, 1024), torch.split(y, 1024), strict=True)
+
+
+def datasets() -> Any:
+    """scikit-learn's, imported where they are needed: `gpt` runs on machines that do not have it."""
+    import sklearn.datasets
+
+    return sklearn.datasets
 
 
 def _moved(x: Tensor, draw: np.random.Generator) -> Tensor:
@@ -128,14 +144,14 @@ def _cnn(norm: Callable[[int], nn.Module]) -> nn.Module:
 
 
 def _digits(seed: int, model: Callable[[], nn.Module], steps: int = 300) -> Problem:
-    images, labels = load_digits(return_X_y=True)
+    images, labels = datasets().load_digits(return_X_y=True)
     parts = _split(images.reshape(-1, 1, 8, 8) / 16 - 0.3, labels, (500, 600), seed, "classes")
-    return Problem(model(), F.cross_entropy, *parts, steps, 64, "classes", seed)
+    return Problem(model(), Classification().loss, *parts, steps, 64, "classes", seed)
 
 
 def _cifar_small(seed: int) -> Problem:
     """CIFAR-10 at 16 x 16: for the lab, where the data set is already there."""
-    with np.load(text.folder() / "data" / "cifar10" / "verified.npz") as stored:
+    with np.load(default_root() / "cifar10" / "verified.npz") as stored:
         images, labels = stored["train_images"][:30000], stored["train_labels"][:30000]
     images = images.reshape(-1, 3, 16, 2, 16, 2).mean((3, 5)) / 64 - 2
     parts = _split(images, labels, (20000, 5000), seed, "classes")
@@ -144,47 +160,48 @@ def _cifar_small(seed: int) -> Problem:
     for a, b in itertools.pairwise(widths):
         layers += [nn.Conv2d(a, b, 3, 1 if a == 3 else 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10))
-    return Problem(model, F.cross_entropy, *parts, 1200, 64, "classes", seed, moved=True)
+    return Problem(model, Classification().loss, *parts, 1200, 64, "classes", seed, moved=True)
 
 
 def _breast_cancer(seed: int) -> Problem:
-    parts = _split(*load_breast_cancer(return_X_y=True), (285, 142), seed, "classes")
-    return Problem(_mlp(30, 2), F.cross_entropy, *parts, 150, 32, "classes", seed)
+    x, y = datasets().load_breast_cancer(return_X_y=True)
+    parts = _split(x, y, (285, 142), seed, "classes")
+    return Problem(_mlp(30, 2), Classification().loss, *parts, 150, 32, "classes", seed)
 
 
 def _friedman(seed: int) -> Problem:
-    x, y = make_friedman1(10000, noise=1.0, random_state=seed)
+    x, y = datasets().make_friedman1(10000, noise=1.0, random_state=seed)
     return Problem(
         _mlp(10, 1), F.mse_loss, *_split(x, y, (4000, 3000), seed, "regression"), 1000, 64, "regression", seed
     )
 
 
 def _classes4(seed: int) -> Problem:
-    x, y = make_classification(10000, 20, n_informative=10, n_redundant=5, n_classes=4, random_state=seed)
+    x, y = datasets().make_classification(10000, 20, n_informative=10, n_redundant=5, n_classes=4, random_state=seed)
     return Problem(
-        _mlp(20, 4), F.cross_entropy, *_split(x, y, (4000, 3000), seed, "classes"), 1000, 64, "classes", seed
+        _mlp(20, 4), Classification().loss, *_split(x, y, (4000, 3000), seed, "classes"), 1000, 64, "classes", seed
     )
 
 
 def _diabetes(seed: int) -> Problem:
-    parts = _split(*load_diabetes(return_X_y=True), (221, 110), seed, "regression")
+    x, y = datasets().load_diabetes(return_X_y=True)
+    parts = _split(x, y, (221, 110), seed, "regression")
     return Problem(_mlp(10, 1, 32), F.mse_loss, *parts, 120, 32, "regression", seed)
 
 
 def _characters(seed: int, width: int = 96, depth: int = 2, steps: int = 600, batch: int = 32) -> Problem:
     codes, size = text.codes("austen-emma.txt")
     cut = [int(len(codes) * share) for share in (0.9, 0.95)]
-    train, validation, test = (c[:, None] for c in torch.tensor_split(codes, cut))
+    train, validation, test = ((part[:, None], part[:, None]) for part in torch.tensor_split(codes, cut))
     model = text.Transformer(size, width, depth, 4)
-    parts = ((part, part) for part in (train, validation, test))
-    return Problem(model, text.loss, *parts, steps, batch, "text", seed)  # type: ignore[misc]
+    return Problem(model, text.loss, train, validation, test, steps, batch, "text", seed)
 
 
 def _logistic(seed: int) -> Problem:
     """min mean log-loss + l1 |w|_1 over a linear model: scikit-learn knows the optimum."""
     from sklearn.linear_model import LogisticRegression
 
-    x, y = make_classification(3000, 50, n_informative=10, n_redundant=10, flip_y=0.1, random_state=seed)
+    x, y = datasets().make_classification(3000, 50, n_informative=10, n_redundant=10, flip_y=0.1, random_state=seed)
     parts = _split(x, y, (1000, 1000), seed, "classes")
     model, l1 = nn.Linear(50, 2), 0.005
     inputs, labels = (a.double().numpy() if a.is_floating_point() else a.numpy() for a in parts[0])
@@ -193,7 +210,7 @@ def _logistic(seed: int) -> Problem:
     fit.fit(inputs, labels)
     margin = (2 * labels - 1) * (inputs @ fit.coef_[0] + fit.intercept_[0])
     optimum = float(np.logaddexp(0, -margin).mean() + l1 * np.abs(fit.coef_).sum())
-    return Problem(model, F.cross_entropy, *parts, 1000, 64, "classes", seed, l1, optimum)
+    return Problem(model, Classification().loss, *parts, 1000, 64, "classes", seed, l1, optimum)
 
 
 TASKS: dict[str, Callable[[int], Problem]] = {

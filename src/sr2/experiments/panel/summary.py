@@ -6,14 +6,21 @@ A task's number is the error on what nobody trained or chose on (`test`); of a g
 
 from __future__ import annotations
 
+import io
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from .methods import ADAMW_RATES, SGD_RATES
+from ..run.files import write_file
+from .methods import ADAMW_RATES, SGD_RATES, missing
 from .runner import Record
+
+OWN = ("sr2", "sr2_steps", "sr2_paper")
+"""Methods that the first table begins with: everyone has the same number of gradients."""
+IN_TIME = ("sr2_time", "sr2_steps_time", "sr2_auto_time")
+"""Those of the second: SR2 has the time that AdamW needs for its steps, the baselines have their steps."""
 
 FLOOR = 2e-3
 """Errors below this are equal: one wrong image of 500."""
@@ -43,6 +50,11 @@ class Panel:
         numbers = self.numbers(task, method, key)
         return mean(numbers) if numbers else math.nan
 
+    def share(self, task: str, method: str) -> str:
+        """Which share of the steps a method has taken, where it may take fewer."""
+        shares = [r["taken"] / r["steps"] for r in self.cells.get((task, method), []) if "cost_tested" in r]
+        return f" ({mean(shares):.2f} n)" if shares else ""
+
     def best(self, task: str, methods: Sequence[str]) -> str:
         """The member of a grid with the smallest validation error."""
         present = [m for m in methods if (task, m) in self.cells]
@@ -60,17 +72,18 @@ def grid(name: str, rates: Sequence[float]) -> list[str]:
     return [f"{name}_{rate:g}_{schedule}" for schedule in ("constant", "cosine") for rate in rates]
 
 
-def columns(panel: Panel, task: str, own: Sequence[str]) -> dict[str, str]:
+def columns(panel: Panel, task: str, own: Sequence[str] = OWN) -> dict[str, str]:
     """What stands in the table for one task: a title and the method behind it."""
     adamw = panel.best(task, grid("adamw", ADAMW_RATES))
     found = {name: name for name in own}
     found |= {"AdamW 1e-3": "adamw_0.001_constant", "AdamW best of 10": adamw}
-    found["AdamW one step away"] = panel.neighbour(task, adamw) if adamw else ""
+    if own != IN_TIME:
+        found["AdamW one step away"] = panel.neighbour(task, adamw) if adamw else ""
     found["SGD best of 10"] = panel.best(task, grid("sgd", SGD_RATES))
     return found | {"Schedule-Free": "schedulefree", "Prodigy": "prodigy", "DoG": "dog"}
 
 
-def table(panel: Panel, own: Sequence[str]) -> str:
+def table(panel: Panel, own: Sequence[str] = OWN) -> str:
     """Markdown: mean and spread per task, the chosen rates, and the geometric mean of the errors."""
     rows, logs = [], defaultdict(list)
     for task in panel.tasks:
@@ -78,12 +91,12 @@ def table(panel: Panel, own: Sequence[str]) -> str:
         for title, method in columns(panel, task, own).items():
             numbers = panel.numbers(task, method, "test")
             if not numbers:
-                cells.append("not run")
+                cells.append(missing(method) or "not run")
                 continue
             logs[title].append(math.log(max(FLOOR, mean(numbers))))
             spread = f" ± {stdev(numbers):.2g}" if len(numbers) > 1 else ""
             chosen = f" ({method.split('_', 1)[1].replace('_', ', ')})" if "best" in title or "away" in title else ""
-            cells.append(f"{mean(numbers):.4f}{spread}{chosen}")
+            cells.append(f"{mean(numbers):.4f}{spread}{chosen}{panel.share(task, method)}")
         rows.append([task, *cells])
     titles = list(columns(panel, panel.tasks[0], own))
     whole = [f"**{math.exp(mean(logs[t])):.4f}**" if len(logs[t]) == len(panel.tasks) else "-" for t in titles]
@@ -91,7 +104,7 @@ def table(panel: Panel, own: Sequence[str]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def figure(panel: Panel, own: Sequence[str], path: Path) -> None:
+def figure(panel: Panel, path: Path, own: Sequence[str] = OWN) -> None:
     """Each method's error over that of AdamW's best, per task: left of 1 is better."""
     import matplotlib
 
@@ -116,5 +129,7 @@ def figure(panel: Panel, own: Sequence[str], path: Path) -> None:
     axes.set_xlabel("error on test data / that of the best of AdamW's grid")
     axes.legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(path)
+    drawn = io.BytesIO()
+    figure.savefig(drawn)
     plt.close(figure)
+    write_file(path, drawn.getvalue())

@@ -1,0 +1,170 @@
+"""Decoupled weight decay: AdamW's, on every path, and rho sees all of it."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sr2 import L1, SR2, KeepZeros, L0Ball, Ridge
+from sr2.metrics import Adam
+from sr2.rules import Rule, Verdict
+
+X, Y = torch.randn(64, 6, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3
+
+
+class Always(Rule):
+    """Every step is taken, and sigma stays: what is left of SR2 is an optimizer with a learning rate."""
+
+    def judge(self, evidence, state):
+        return Verdict(evidence.finite, state.sigma, evidence.actual / evidence.predicted)
+
+
+def network(dtype=torch.float64):
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.Tanh(), nn.Linear(10, 3)).to(dtype)
+
+
+def parted(model):
+    return [p for p in model.parameters() if p.dim() > 1], [p for p in model.parameters() if p.dim() == 1]
+
+
+def batches(dtype, steps=40):
+    for t in range(steps):
+        rows = slice(8 * (t % 8), 8 * (t % 8) + 8)
+        yield X[rows].to(dtype), Y[rows]
+
+
+def train(model, optimizer, dtype=torch.float64, steps=40):
+    for x, y in batches(dtype, steps):
+        optimizer.step(lambda x=x, y=y: F.cross_entropy(model(x), y))
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}, {"compile": True}], ids=str)
+def test_at_a_constant_sigma_it_is_adamw(options):
+    mine, theirs = network(), network()
+    ours = train(mine, SR2(mine, sigma=100.0, rule=Always(), weight_decay=0.003, average=False, **options))
+    weights, rest = parted(theirs)
+    torch_s = torch.optim.AdamW([{"params": weights, "weight_decay": 0.3}, {"params": rest}], lr=1e-2, weight_decay=0)
+    for x, y in batches(torch.float64):
+        torch_s.zero_grad()
+        F.cross_entropy(theirs(x), y).backward()
+        torch_s.step()
+    for a, b in zip(ours, theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=0, atol=1e-10)
+
+
+def test_without_a_metric_it_is_the_gradient_of_half_the_square():
+    mine, theirs = network(), network()
+    options = {"metric": None, "momentum": 0.0, "weight_decay": 0.02}
+    ours = train(mine, SR2(mine, sigma=5.0, rule=Always(), **options))
+    weights, rest = parted(theirs)
+    sgd = torch.optim.SGD([{"params": weights, "weight_decay": 0.1}, {"params": rest}], lr=0.2)
+    for x, y in batches(torch.float64):
+        sgd.zero_grad()
+        F.cross_entropy(theirs(x), y).backward()
+        sgd.step()
+    for a, b in zip(ours, theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("metric", [None, Adam()], ids=str)
+@pytest.mark.parametrize("R", [None, L1(1e-2), L0Ball(density=0.5)], ids=str)
+def test_the_actual_decrease_is_that_of_f_decay_and_penalty(metric, R):
+    """The first step, by hand: D is |g| + eps, and nothing is linearized."""
+    torch.manual_seed(0)
+    x0, kappa, sigma = torch.randn(7, 5, dtype=torch.float64), 0.2, 3.0
+    w = kappa * sigma
+    if R is not None:
+        x0 = R.prox(x0, 1e-9)
+    A, b = torch.randn(9, 35, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
+
+    def f(x):
+        return (A @ x.flatten() - b).square().sum() / 50
+
+    p = nn.Parameter(x0.clone())
+    options = {"momentum": 0.0, "average": False, "weight_decay": kappa, "metric": metric, "rule": Always()}
+    optimizer = SR2([p], R, sigma=sigma, **options)
+    optimizer.step(lambda: f(p))
+    g = torch.autograd.grad(f(z := x0.clone().requires_grad_()), z)[0]
+    D = torch.ones_like(g) if metric is None else g.abs() + metric.eps
+
+    def objective(x):
+        value = f(x) + w / 2 * (D * x * x).sum()
+        return value if R is None else value + R.value([x])
+
+    with torch.no_grad():
+        assert optimizer.last_step.actual == pytest.approx(float(objective(x0) - objective(p)), rel=1e-9)
+        dR = 0.0 if R is None else float(R.value([x0]) - R.value([p]))
+        predicted = dR - float(((g + w * D * x0) * (p - x0)).sum())
+        assert optimizer.last_step.predicted == pytest.approx(predicted, rel=1e-9)
+
+
+def test_groups_may_name_their_own_and_states_keep_it():
+    model = network()
+    groups = [
+        {"params": [p], "weight_decay": w} for p, w in zip(model.parameters(), (0.1, 0, 0, 0, 0.2, 0), strict=True)
+    ]
+    optimizer = SR2(groups, L1(1e-4), sigma=10.0)
+    train(model, optimizer, steps=2)
+    saved = optimizer.state_dict()
+    assert [g["weight_decay"] for g in saved["param_groups"]] == [0.1, 0, 0, 0, 0.2, 0]
+    for group in saved["param_groups"]:
+        del group["weight_decay"]  # as a state of before this option
+    optimizer.load_state_dict(saved)
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.0] * 6
+    with pytest.raises(ValueError, match="weight_decay"):
+        SR2(model, weight_decay=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("R", "w"),
+    [
+        (None, "auto"),
+        (L0Ball(density=0.5), "auto"),
+        (KeepZeros(), "auto"),
+        (L1(1e-3), 0.0),
+        (Ridge(0.1, L0Ball(k=9)), 0.0),
+    ],
+    ids=str,
+)
+def test_a_penalty_has_none_beside_it(R, w):
+    model = network()
+    assert SR2(model, R).param_groups[0]["weight_decay"] == w
+    assert SR2(model, R, **SR2.paper_defaults()).param_groups[0]["weight_decay"] == 0.0
+    assert SR2(model, R, weight_decay=0.3).param_groups[0]["weight_decay"] == 0.3
+
+
+def weights_lost(optimizer, model, steps):
+    """The share that each step took, of weights whose gradient is zero: what is left of them is the decay's work."""
+    left = [model.weight.detach().double().norm()]
+    for _ in range(steps):
+        optimizer.step(lambda: 0.0 * model.weight.sum() + model.bias.square().sum())
+        left.append(model.weight.detach().double().norm())
+    return [float(1 - b / a) for a, b in itertools.pairwise(left)]
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}], ids=str)
+def test_the_share_fades_with_the_steps_and_with_a_cooldown(options):
+    model = nn.Linear(8, 4).double()
+    lost = weights_lost(SR2(model, sigma=50.0, cooldown=(10, 20), **options), model, 20)
+    expected = [2 / (t + 400) * min(1.0, max(0.02, (20 - t) / 10)) for t in range(20)]
+    assert lost == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_number_is_the_share_of_every_step():
+    model = nn.Linear(8, 4).double()
+    assert weights_lost(SR2(model, sigma=50.0, weight_decay=0.03), model, 5) == pytest.approx([0.03] * 5, rel=1e-9)
+
+
+def test_what_the_first_step_searches_for_has_no_decay():
+    def sigma(**options):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3).double()
+        optimizer = SR2(model, **options)
+        optimizer.estimate_sigma(lambda: F.cross_entropy(model(X.double()), Y))
+        return optimizer.sigma
+
+    assert sigma() == sigma(weight_decay=0.0) == sigma(weight_decay=0.5)
