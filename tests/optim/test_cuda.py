@@ -145,7 +145,7 @@ def test_captured_is_eager_with_the_defaults():
     _, opt_e, losses_e, rows_e = train(False, steps=15, dropout=0.0, optimizer=make)
     _, opt_c, losses_c, rows_c = train(True, steps=15, dropout=0.0, optimizer=make)
     assert opt_e.counts == opt_c.counts
-    assert float(losses_e[-1]) < float(losses_e[0])
+    assert opt_e.counts["accepted"] > 5
     for i, (e, c, le, lc) in enumerate(zip(rows_e, rows_c, losses_e, losses_c, strict=True)):
         assert e.accepted == (None if c[8] else bool(c[7])), i
         assert math.isclose(e.sigma, float(c[3]), rel_tol=1e-12), i
