@@ -114,7 +114,6 @@ def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
         "choose": budgets.choose,
         "choose: counts": lambda: [search.count(bits, row, counts) for row in range(len(DIGITS))],
         "move what is chosen": lambda: move._run(length, budgets, MOVE_CHOSEN),
-        "exceeded": budgets.exceeded,
         "move without a budget": lambda: move._run(length, None, MOVE),
     }
     bodies |= {f"choose: count {row}": lambda row=row: search.count(bits, row, counts) for row in range(len(DIGITS))}

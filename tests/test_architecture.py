@@ -100,11 +100,12 @@ def test_regularizers_import_torch_only():
             assert allowed, f"{'.'.join(parts)} imports {'.'.join(name)}"
 
 
-def test_optim_imports_torch_and_regularizers_base_only():
+def test_optim_imports_torch_and_of_regularizers_no_regularizer():
+    tools = [("sr2", "regularizers", "base"), ("sr2", "regularizers", "selection")]
     for parts, tree in modules("optim"):
         for name in imported(parts, tree):
             if name[0] == "sr2":
-                assert name[1] in ("optim", "numerics", "telling") or name[:3] == ("sr2", "regularizers", "base"), name
+                assert name[1] in ("optim", "numerics", "telling") or name[:3] in tools, name
             else:
                 known = name[0] in ("torch", "numpy", "triton") or name[0] in sys.stdlib_module_names
                 assert known, f"{'.'.join(parts)} imports {'.'.join(name)}"

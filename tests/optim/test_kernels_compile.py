@@ -25,7 +25,7 @@ KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "
 KINDS |= {"HOLDS": "i32", "TESTED": "i32", "slots": "*i32", "starts": "*i64", "scores": "*fp32"}
 KINDS |= {name: "*i32" for name in ("nonzeros", "least", "ends", "bits", "owner", "counts", "firsts", "floors")}
 KINDS |= {name: "*i32" for name in ("above", "common", "ties", "first_runs")}
-KINDS |= {"ks": "*i64", "seen": "*i64", "vectors": "i32", "groups": "i32"}
+KINDS |= {"exceeded": "*i1", "ks": "*i64", "seen": "*i64", "vectors": "i32", "groups": "i32"}
 SIZES = {"CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
 
 
@@ -48,9 +48,9 @@ for momentum in (False, True):
             for decay in (False, True):
                 of = {"MOMENTUM": momentum, "METRIC": metric, "DECAY": decay, "PASS": kind}
                 assert compiles(fused_kernels.move, **of, **SIZES)
-for shift, bits in selection.DIGITS:
-    for few in (False, True):
-        assert compiles(selection_kernels.count_digits, FEW=few, SHIFT=shift, BITS=bits, RUN=selection.RUN)
+for row, (shift, bits) in enumerate(selection.DIGITS):
+    few = row >= selection.FULL
+    assert compiles(selection_kernels.count_digits, FEW=few, SHIFT=shift, BITS=bits, RUN=selection.RUN)
     assert compiles(selection_kernels.next_digit, warps=8, SHIFT=shift, BITS=bits, ROWS=selection.TABLE >> bits)
 assert compiles(selection_kernels.count_ties, RUN=selection.RUN)
 assert compiles(selection_kernels.find_ends, warps=8, RUN=selection.RUN, BLOCK=selection.BLOCK)

@@ -102,6 +102,9 @@ class Search:
     `least`, int32 and the bits of a score, and `ends` are what `find` finds. All digits of the common threshold and of
     those of the floors are found together, in one pass over the scores for each digit.
 
+    Who counts what the vectors have now in `nonzeros` is told in `exceeded`, group by group, whether that is more than
+    k, where a vector with less than its floor counts as that.
+
     Args:
         sizes: of the vectors, group by group.
         floors: how many of each are taken in any case.
@@ -115,7 +118,7 @@ class Search:
         self.starts = tuple(RUN * first for first in first_runs[:-1])
         self.length = RUN * self._runs
         self._owner = on_device(tuple(j for j, count in enumerate(runs) for _ in range(count)), device)
-        self.floors = on_device(tuple(f for of_group in floors for f in of_group), device)
+        self._floors = on_device(tuple(f for of_group in floors for f in of_group), device)
         self._first_runs = on_device(first_runs, device)
         self._firsts = on_device(tuple(accumulate(map(len, sizes), initial=0)), device)
         made = functools.partial(torch.zeros, dtype=torch.int32, device=device)
@@ -123,7 +126,8 @@ class Search:
         self._least, self._above = made(len(DIGITS) + 1, self._vectors), made(len(DIGITS) + 1, self._vectors)
         self._common = made(len(DIGITS) + 1, self._groups)
         self._counts = made(sum(self._vectors << bits for _, bits in DIGITS))
-        self._ties, self.ends = made(self._runs), made(self._vectors)
+        self._ties, self.ends, self.nonzeros = made(self._runs), made(self._vectors), made(self._vectors)
+        self.exceeded = torch.zeros(self._groups, dtype=torch.bool, device=device)
         self._seen = torch.zeros(self._runs, dtype=torch.int64, device=device)
         self.least = self._least[-1]
 
@@ -142,12 +146,14 @@ class Search:
             kernels().next_digit[(self._groups,)](
                 counts,
                 self._firsts,
-                self.floors,
+                self._floors,
                 ks,
                 self._least[row:],
                 self._above[row:],
                 self._common[row:],
                 self.ends,
+                self.nonzeros,
+                self.exceeded,
                 self._vectors,
                 self._groups,
                 SHIFT=shift,

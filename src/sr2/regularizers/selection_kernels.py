@@ -60,6 +60,8 @@ def next_digit(
     above,  # int32 (2, vectors): how many entries are larger in these digits
     common,  # int32 (2, groups): the digits of the least score that a vector above its floor keeps
     ends,  # int32 (vectors): with the last digit, how many ties are taken: all, none, or -n of them
+    nonzeros,  # int32 (vectors): how many there were before
+    exceeded,  # bool (groups): with the last digit, whether sum_j max(f_j, nonzeros_j) > k
     vectors,
     groups,
     SHIFT: tl.constexpr,
@@ -79,15 +81,20 @@ def next_digit(
     digit = tl.arange(0, 1 << BITS)
     used = tl.zeros((1 << BITS,), dtype=tl.int32)  # of the budget, if T's digit were this one
     used_above = tl.zeros((1 << BITS,), dtype=tl.int32)  # by what is larger
+    used_before = tl.zeros((ROWS,), dtype=tl.int32)  # by what there was
     for row in range(first, last, ROWS):
-        found, reached, floor, own = _rows(counts, floors, least, above, row + tl.arange(0, ROWS), last, BITS)
+        j = row + tl.arange(0, ROWS)
+        found, reached, floor, own = _rows(counts, floors, least, above, j, last, BITS)
         free = (own >= shared)[:, None]
         least_used = floor[:, None]
         used += tl.sum(tl.where(free, tl.maximum(reached, least_used), least_used), axis=0)
         used_above += tl.sum(tl.where(free, tl.maximum(reached - found, least_used), least_used), axis=0)
+        used_before += tl.maximum(tl.load(nonzeros + j, mask=j < last, other=0), floor)
     chosen = tl.maximum(tl.sum((used >= k).to(tl.int32), axis=0) - 1, 0)
     room = k - tl.sum(tl.where(digit == chosen, used_above, 0), axis=0)  # for ties with T
     tl.store(common + groups + group, shared | (chosen << SHIFT))
+    if SHIFT == 0:
+        tl.store(exceeded + group, (tl.sum(used_before, axis=0) > k).to(tl.int8))
     ties_before = 0
     for row in range(first, last, ROWS):
         j = row + tl.arange(0, ROWS)

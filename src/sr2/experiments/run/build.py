@@ -106,12 +106,9 @@ def _plans(config: RunConfig, regularizer: Regularizer | None) -> bool:
         return True
     if any(config.option(name) is not None for name in ("batch_growth", "epsilon")):
         return False
-    algorithm_1 = any(config.option(name) not in (None, "none") for name in ALGORITHM_1)
+    named = any(config.option(name) is not None for name in ("eta1", "eta2", "gamma1", "gamma2", "gamma3"))
+    algorithm_1 = named or str(config.option("rule")).partition(":")[2].startswith("Ratio")
     return not algorithm_1 or (regularizer is not None and regularizer.strict)
-
-
-ALGORITHM_1 = ("eta1", "eta2", "gamma1", "gamma2", "gamma3", "rule")
-"""Who names one of these chooses a rule, and no plan comes with it."""
 
 
 def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:
@@ -184,6 +181,7 @@ def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
     rule = type(made.rule)
     chosen: dict[str, Any] = {
         "metric": next((name for name, kind in metrics.NAMES.items() if type(made.metric) is kind), "none"),
+        "weight_decay": made.param_groups[0]["weight_decay"],
         "average": made.averaging is not None,
         "sigma_min": made.sigma_min,
         "test_every": 1 if made.testing is None else getattr(made.testing, "k", "auto"),

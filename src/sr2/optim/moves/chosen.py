@@ -38,8 +38,8 @@ class Budgets:
         fixed = [0 if b.shrinks else b.budget(n) for b, n in zip(self._budgets, self._sums, strict=True)]
         self._ks = torch.tensor(fixed, device=device)
         slots = {i: slot for slot, i in enumerate(i for _, numbers in groups for i in numbers)}
-        self._scores = torch.full((self._search.length,), -1.0, device=device)  # between the tensors it stays so
-        self.nonzeros = torch.zeros_like(self._search.ends)
+        self._scores = torch.full((self._search.length,), -1.0, device=device)  # between the tensors as well
+        self.nonzeros = self._search.nonzeros
         self.tables = (
             torch.tensor([slots.get(i, -1) for i in range(len(xs))], dtype=torch.int32, device=device),
             torch.tensor(self._search.starts, device=device),
@@ -76,7 +76,5 @@ class Budgets:
 
     def exceeded(self) -> Tensor:
         """Whether x, as it was when scored, has more than a budget that has shrunk since."""
-        used = torch.maximum(self.nonzeros, self._search.floors)
-        parts = torch.split(used, [len(numbers) for _, numbers in self._groups])
-        found = [part.sum() > k for part, k in zip(parts, self._ks, strict=True)]
-        return found[0] if len(found) == 1 else torch.stack(found).any()
+        found = self._search.exceeded
+        return found[0] if len(found) == 1 else found.any()

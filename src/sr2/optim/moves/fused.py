@@ -118,7 +118,7 @@ class FusedMove:
         vs, dR, ss, _, _, sBs = self.sums.unbind()
         if budgets is not None:  # R(x) is infinite where a budget has shrunk, and R's decrease as `Reach` has it
             forced = vs + sBs if budgets.shrink else torch.full_like(dR, math.inf)
-            dR.copy_(torch.where(budgets.exceeded(), forced, dR))
+            torch.where(budgets.exceeded(), forced, dR, out=dR)
         return Model(vs, dR, ss, sBs)
 
     def _run(self, step: Tensor, budgets: Budgets | None, kind: int) -> None:

@@ -25,7 +25,7 @@ def move(
     nonzeros,  # int32, filled with zeros: how many there are in x
     least,  # int32: the least score that is chosen, as its bits,
     ends,  # int32: and only of entries before this one
-    scores,  # float32: by which a budget chooses
+    scores,  # float32: by which a budget chooses, and -1 between the tensors
     tensors,
     chunks,
     MOMENTUM: tl.constexpr,
@@ -70,7 +70,7 @@ def move(
         slot = tl.load(slots + i)
         if PASS == 1:
             left = tl.where(slot >= 0, left, 0)
-            score_pointer = scores + tl.load(starts + slot, mask=slot >= 0, other=0) + start
+            score_pointer = scores + tl.multiple_of(tl.load(starts + slot, mask=slot >= 0, other=0), 16) + start
         else:
             least_bits = tl.load(least + slot, mask=slot >= 0, other=-2147483648)  # under no budget all are chosen
             end = tl.load(ends + slot, mask=slot >= 0, other=2147483647) - start
@@ -122,7 +122,7 @@ def move(
             if METRIC:
                 score = w * tl.sqrt_rn(tl.div_rn(scale, length))
         if PASS == 1:
-            tl.store(score_pointer + entry, score, mask=inside)
+            tl.store(score_pointer + entry, tl.where(inside, score, -1.0))  # there is room up to a whole run
             count += (x != 0.0).to(tl.int32)
         else:
             if PASS == 2:  # to compute the score once more takes less time than to read it, and gives the same bits
