@@ -27,23 +27,24 @@ def told(rule: Rule, curvature: float, steps: int = 60, **options: object) -> li
 
 
 def test_a_ratio_between_eta1_and_eta2_is_told_once() -> None:
-    said = told(Ratio(), 0.6, steps=200)
+    said = told(Ratio(), 0.1, steps=200)
     assert len(said) == 1
     assert "sigma has stayed at 1 for 50 tests" in said[0]
-    assert "mean rho of 0.7" in said[0]
-    assert "eta2 below 0.7, not 0.99" in said[0]
+    assert "mean rho of 0.95" in said[0]
+    assert "steps could be 10 times as long" in said[0]
+    assert "take eta2=0.9" in said[0]
 
 
 def test_not_before_fifty() -> None:
-    assert told(Ratio(), 0.6, steps=50) == []
-    assert len(told(Ratio(), 0.6, steps=51)) == 1
+    assert told(Ratio(), 0.1, steps=50) == []
+    assert len(told(Ratio(), 0.1, steps=51)) == 1
 
 
 @pytest.mark.parametrize(
     ("rule", "curvature"),
     [
         (Ratio(eta2=0.6), 0.6),  # sigma falls, to where rho is 0.53, and rests
-        (Ratio(eta2=0.8), 0.6),  # rho = 0.7 is not far
+        (Ratio(), 0.6),  # rho = 0.7: the steps are about as long as the curvature allows
         (Ratio(eta2=0.6, gamma3=1.0), 0.6),  # a sigma that may not fall, at a good rho
         (Tolerant(), 1.0),  # rho = 0.5: the dead zone is where it is meant to rest
         (Tolerant(), 0.1),  # sigma falls
@@ -62,21 +63,16 @@ def test_tolerant_at_a_negative_mean() -> None:
 
 def test_the_way_out_is_one() -> None:
     assert told(Tolerant(rise=0.1), 2.4) == []
-    assert told(Ratio(eta2=0.69), 0.6) == []
-
-
-def test_a_ratio_far_below_an_eta2_of_ones_own() -> None:
-    (said,) = told(Ratio(eta2=0.9), 1.4)
-    assert "an eta2 below 0.3, not 0.9" in said
+    assert told(Ratio(eta2=0.9), 0.1) == []
 
 
 def test_a_schedule_that_moves_sigma_is_a_change() -> None:
-    assert told(Ratio(), 0.6, steps=70, cooldown=(10, 70)) == []
+    assert told(Ratio(), 0.1, steps=70, cooldown=(10, 70)) == []
 
 
 def test_steps_on_trust_do_not_count() -> None:
-    assert told(Ratio(), 0.6, steps=150, test_every=4) == []
-    assert len(told(Ratio(), 0.6, steps=250, test_every=4)) == 1
+    assert told(Ratio(), 0.1, steps=150, test_every=4) == []
+    assert len(told(Ratio(), 0.1, steps=250, test_every=4)) == 1
 
 
 def test_a_rule_with_a_verdict_of_its_own_has_no_aim() -> None:
@@ -86,4 +82,4 @@ def test_a_rule_with_a_verdict_of_its_own_has_no_aim() -> None:
             verdict = super().judge(evidence, state)
             return verdict._replace(sigma=state.sigma)
 
-    assert told(Constant(), 0.6) == []
+    assert told(Constant(), 0.1) == []

@@ -46,7 +46,7 @@ class ClosureWatch:
         self._slack = slack
         self._draws, self._impure = False, False
         self._asked, self.unmoved_steps = 0, 0
-        self._sigma, self._rhos = math.nan, list[float]()
+        self.sigma, self.rhos = math.nan, list[float]()
         self._device, self._protected = parameters[0].device, module is not None
         self._exact = not any(p.dtype in LOW for p in parameters)
         self._gradients, self._told = Gradients(parameters), set[str]()
@@ -135,20 +135,12 @@ class ClosureWatch:
                 f"where a change of {float(vs):g} was promised: is the network called inside the closure?"
             )
 
-    def judged(self, rho: float, sigma: float, rule: Rule) -> None:
-        """After a test that was no null step: that sigma stands still at a rho far from the rule's aim is told once."""
-        if sigma != self._sigma:
-            self._sigma, self._rhos = sigma, []
-            return
-        self._rhos.append(rho)
-        if len(self._rhos) < STILL:
-            return
-        mean, self._rhos = statistics.fmean(self._rhos), []
+    def still(self, rule: Rule) -> None:
+        """After STILL tests in a row: that sigma stands still at a rho far from the rule's aim is told once."""
+        mean, self.rhos = statistics.fmean(rho for rho in self.rhos if math.isfinite(rho)), []
         if way_out := rule.way_out(mean):
-            self._once(
-                "still",
-                f"sigma has stayed at {sigma:.3g} for {STILL} tests in a row, with a mean rho of {mean:.2g}: {way_out}",
-            )
+            stays = f"sigma has stayed at {self.sigma:.3g} for {STILL} tests in a row"
+            self._once("still", f"{stays}, with a mean rho of {mean:.2g}: {way_out}")
 
     def rejected(self, loss: Tensor, again: Callable[[], Tensor]) -> None:
         """After a rejection, x being back: does the closure still give the loss that it gave there?"""

@@ -261,12 +261,11 @@ class Ratio(Rule):
         return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
 
     def way_out(self, rho: float) -> str:
-        """sigma rests by itself where rho is a little below eta2: far is twice as far from 1."""
-        if self.constants is None or 1 - rho <= 2 * (1 - self.eta2):
+        """A rho near 1 and below eta2: along s sigma is 1 / (2 (1 - rho)) times the curvature, and does not fall."""
+        if self.constants is None or not 0.9 <= rho < self.eta2:
             return ""
-        return (
-            f"leave out the constants of Algorithm 1 and its rule, or take an eta2 below {rho:.2g}, not {self.eta2:g}"
-        )
+        longer = f"steps could be {1 / (2 * (1 - rho)):.0f} times as long"
+        return f"{longer}; leave out the constants of Algorithm 1 and its rule, or take eta2={rho - 0.05:.2g}"
 
 
 def gamma3_for(R: float) -> float:
