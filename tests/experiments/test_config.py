@@ -219,7 +219,8 @@ def test_options_reach_the_optimizer() -> None:
     assert made.sigma == 7.0
     compiled = make_optimizer(RunConfig(options={"compile": True, "foreach": False}), nn.Linear(2, 2))
     assert (compiled.compile, compiled.foreach) == (True, False)  # type: ignore[attr-defined]
-    assert made.schedule is None
+    assert made.schedule == Cooldown(1, 2)  # of a run of one step, or so
+    assert make_optimizer(RunConfig.of(eta2=0.9), nn.Linear(2, 2), steps=100).schedule is None  # type: ignore[attr-defined]
     for share, first in ((0.2, 80), (1.0, 1), (1e-6, 100)):
         cooled = make_optimizer(RunConfig.of(cooldown=share), nn.Linear(2, 2), steps=100)
         assert cooled.schedule == Cooldown(first, max(first + 1, 100))  # type: ignore[attr-defined]

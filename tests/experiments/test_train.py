@@ -89,7 +89,7 @@ def test_the_numbers_are_those_of_a_plain_loop() -> None:
     dataset = load("digits")
     torch.manual_seed(0)
     model = build("mlp", 10, (1, 8, 8))
-    optimizer = make_optimizer(record.config, model)
+    optimizer = make_optimizer(record.config, model, steps=7 * len(record.metrics))
     assert isinstance(optimizer, SR2)
     batches = Batches(dataset, 200, "cpu", seed=0)
     for epoch, row in enumerate(record.metrics):

@@ -111,6 +111,7 @@ def train(capture, steps=200, momentum=0.0, regularizer=None, dropout=0.3, metri
 
 @pytest.mark.parametrize(("momentum", "metric"), [(0.0, None), (0.9, None), (0.0, "adam")])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.filterwarnings("ignore:sigma has stayed")
 def test_captured_is_eager(momentum, metric, dropout):
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

@@ -1,6 +1,7 @@
 """Decoupled weight decay: AdamW's, on every path, and rho sees all of it."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -150,7 +151,7 @@ def weights_lost(optimizer, model, steps):
 def test_the_share_fades_with_the_steps_and_with_a_cooldown(options):
     model = nn.Linear(8, 4).double()
     lost = weights_lost(SR2(model, sigma=50.0, cooldown=(10, 20), **options), model, 20)
-    expected = [2 / (t + 400) * min(1.0, max(0.02, (20 - t) / 10)) for t in range(20)]
+    expected = [0.04 / math.sqrt(t + 64) * min(1.0, max(0.02, (20 - t) / 10)) for t in range(20)]
     assert lost == pytest.approx(expected, rel=1e-6)
 
 

@@ -92,7 +92,7 @@ class SR2(Reading, ProximalOptimizer):
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             An R that couples the entries of a tensor (Nuclear, Rank) has one number per tensor, D's root mean square.
         weight_decay: the share of itself that a weight loses per step, of tensors with two dimensions or more: kappa of
-            kappa sigma x'Dx / 2 beside f, less in a cooldown. "auto" is 2 / (t + 400), and 0 under a penalty.
+            kappa sigma x'Dx / 2 beside f, less in a cooldown. "auto" is 0.04 / sqrt(t + 64), 0 under a penalty.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
@@ -194,10 +194,10 @@ class SR2(Reading, ProximalOptimizer):
             state.record(outcome)
         if self.testing is not None:
             hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
-        state.follow(self.schedule, self.param_groups, self.rule)
+        state.follow(self.schedule, self.param_groups)
         if self.averaging is not None:
             self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
-        f.look(outcome, asks=self.testing is None)
+        f.look(outcome, self.rule, asks=self.testing is None)
         return loss
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:

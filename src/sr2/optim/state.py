@@ -13,7 +13,7 @@ from torch import Tensor
 from ..regularizers.base import Step
 from ..telling import tell
 from .parts.decay import share
-from .parts.rules import Evidence, Rule, Standstill, Verdict
+from .parts.rules import Evidence, Verdict
 from .parts.schedules import Reach, Schedule
 from .parts.testing import LARGEST, Pace
 from .records import Counts, Figures, StepInfo
@@ -127,7 +127,6 @@ class SearchState:
     """What `show` wrote last, or the version of the tensor that it wrote; None in a copy."""
     told: bool = False
     """That nobody reads an `lr` which is written."""
-    standstill: Standstill = field(default_factory=Standstill)
     end: int | None = None
     """How many steps there will be, where that was said and is not passed yet."""
 
@@ -206,10 +205,8 @@ class SearchState:
         numbers = (evidence.loss, evidence.f_trial, outcome.rho, outcome.sigma, *judged, norm, accepted, null)
         torch._foreach_copy_(self.figures, numbers)
 
-    def follow(self, schedule: Schedule | None, groups: Sequence[dict[str, Any]], rule: Rule) -> None:
+    def follow(self, schedule: Schedule | None, groups: Sequence[dict[str, Any]]) -> None:
         """sigma of the next step by the schedule; not before it is known, as after a first batch that was broken."""
-        if self.lr is None:  # the host decides, and sees
-            self.standstill.after(float(self.figures.rho), float(self.sigma), rule)
         if schedule is not None and self.sigma_known:
             t = self.steps
             sigma, memory = schedule.apply(self.sigma, t, self.memory)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ...numerics import capturing, cut, end_to_end, local, whole
-from ..parts.rules import Evidence, Rounding
+from ..parts.rules import Evidence, Rounding, Rule
 from ..processes import ALONE, Processes
 from ..state import Outcome
 from .losses import Closure, as_loss, explained, gradients_of
-from .watch import ClosureWatch
+from .watch import STILL, ClosureWatch
 
 
 class Settled(Protocol):
@@ -53,7 +53,7 @@ class TwoEvaluations:
     loss: Tensor
     """The closure's loss at x."""
     f: Tensor
-    """What is compared with `f_trial`: the loss at x, or the objective there."""
+    """The loss at x or the objective there, which is compared with:"""
     f_trial: Tensor
     move: Settled | None = None
     """How x moves to the trial point and back, once it is known."""
@@ -110,10 +110,9 @@ class TwoEvaluations:
         # A forward may read the buffers that it updates, as spectral norm does. One that sets parameters from its first
         # batch and notes so in a buffer must not do it again.
         self._start = self._before if [p._version for p in self._parameters] == versions else self._after
-        drew = False
         if not self._capturing:
             self._randomness_after = Randomness(self._devices)
-            drew = self._randomness_after != self._randomness
+        drew = not self._capturing and self._randomness_after != self._randomness
         alone = self._capturing and self._twin is None
         if self._watch is not None and (drew or alone):
             self._watch.at_x(drew=drew, captured_alone=alone)
@@ -174,8 +173,8 @@ class TwoEvaluations:
             self._before.restore()
         self._settled = True  # momentum has moved on, and an interrupt no longer undoes the step
 
-    def look(self, outcome: Outcome, *, asks: bool) -> None:
-        """Whether the closure is a function of x that knows of x + s; only where the host decides, and sees.
+    def look(self, outcome: Outcome, rule: Rule, *, asks: bool) -> None:
+        """Whether the closure is a function of x that knows of x + s, and sigma is not stuck; where the host decides.
 
         asks: a rejection has put x back to where `at_x` found it, so that the closure may be asked there again.
         """
@@ -189,6 +188,12 @@ class TwoEvaluations:
             self._watch.unmoved(evidence.loss, evidence.vs)
         else:
             self._watch.unmoved_steps = 0
+        if (sigma := float(outcome.sigma)) != self._watch.sigma:
+            self._watch.sigma, self._watch.rhos = sigma, []
+        elif outcome.rho.isfinite():  # no null step
+            self._watch.rhos.append(float(outcome.rho))
+            if len(self._watch.rhos) == STILL:
+                self._watch.still(rule)
         if asks and not (outcome.accepted or outcome.null):
             self._watch.rejected(self.loss, self.again)
 

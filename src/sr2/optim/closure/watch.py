@@ -6,6 +6,8 @@ trains nothing, and no number would say so.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,12 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from ...telling import tell
+from ..parts.rules import Rule
 from .signs import LOW, Gradients, Signs, accumulated_by_accelerate, in_forwards, in_graph, is_average, scaled
 
 ASKED = 3
 """Rejections at which the closure is asked a third time."""
 UNMOVED = 3
 """Steps after which a loss that does not change is told. One may be a reflection at the minimum of a quadratic."""
+STILL = 50
+"""Tests in a row that leave sigma where it is, after which the rule is asked whether that is usual."""
 LOOKS = 3
 """First steps that are looked at closely, for what every step would repeat."""
 
@@ -41,6 +46,7 @@ class ClosureWatch:
         self._slack = slack
         self._draws, self._impure = False, False
         self._asked, self.unmoved_steps = 0, 0
+        self.sigma, self.rhos = math.nan, list[float]()
         self._device, self._protected = parameters[0].device, module is not None
         self._exact = not any(p.dtype in LOW for p in parameters)
         self._gradients, self._told = Gradients(parameters), set[str]()
@@ -128,6 +134,13 @@ class ClosureWatch:
                 f"for three steps the loss at the trial point has been that at x to the bit, now {float(loss):g}, "
                 f"where a change of {float(vs):g} was promised: is the network called inside the closure?"
             )
+
+    def still(self, rule: Rule) -> None:
+        """After STILL tests in a row: that sigma stands still at a rho far from the rule's aim is told once."""
+        mean, self.rhos = statistics.fmean(self.rhos), []
+        if way_out := rule.way_out(mean):
+            stays = f"sigma has stayed at {self.sigma:.3g} for {STILL} tests in a row"
+            self._once("still", f"{stays}, with a mean rho of {mean:.2g}: {way_out}")
 
     def rejected(self, loss: Tensor, again: Callable[[], Tensor]) -> None:
         """After a rejection, x being back: does the closure still give the loss that it gave there?"""

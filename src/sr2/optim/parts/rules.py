@@ -20,7 +20,6 @@ the same lines serve on the host, on a device and in a CUDA graph:
 from __future__ import annotations
 
 import math
-import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ...telling import tell
 from ..processes import Processes
 
 __all__ = ["Constants", "Evidence", "Ratio", "Rule", "Verdict"]
@@ -39,10 +37,6 @@ GAMMA3 = 0.8
 """The paper's, and the fastest that "auto" chooses."""
 GAIN = 2.0
 """What R may gain, about, by one fall of sigma at x_0."""
-STILL = 50
-"""Tests in a row without a change of sigma."""
-SHY = 0.9
-"""A rho from which steps are much shorter than they could be: without R, s is 2 (1 - rho) times the best along it."""
 _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
@@ -267,13 +261,11 @@ class Ratio(Rule):
         return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
 
     def way_out(self, rho: float) -> str:
-        """A little below eta2 sigma rests by itself. At rho = 0.9 a step is a fifth of the best one along s, and
-        shorter still above; below that its length is good, whatever eta2 says."""
-        if self.constants is None or not SHY <= rho < 1 - 2 * (1 - self.eta2):
+        """A rho near 1 and below eta2: along s sigma is 1 / (2 (1 - rho)) times the curvature, and does not fall."""
+        if self.constants is None or not 0.9 <= rho < self.eta2:
             return ""
-        return (
-            f"leave out the constants of Algorithm 1 and its rule, or take an eta2 below {rho:.2g}, not {self.eta2:g}"
-        )
+        longer = f"steps could be {1 / (2 * (1 - rho)):.0f} times as long"
+        return f"{longer}; leave out the constants of Algorithm 1 and its rule, or take eta2={rho - 0.05:.2g}"
 
 
 def gamma3_for(R: float) -> float:
@@ -287,28 +279,6 @@ def gamma3_for(R: float) -> float:
     (0.8333333333333334, 0.9999)
     """
     return 1 - min(1 - GAMMA3, 2 * GAIN / R) if 0 < R < math.inf else GAMMA3
-
-
-class Standstill:
-    """Tests in a row that leave sigma where it is: after STILL of them the rule is asked, and its way out told once."""
-
-    def __init__(self) -> None:
-        self._sigma, self._rhos, self._told = math.nan, list[float](), False
-
-    def after(self, rho: float, sigma: float, rule: Rule) -> None:
-        """One more step; rho is NaN where it was not tested, or null."""
-        if sigma != self._sigma:
-            self._sigma, self._rhos = sigma, []
-        elif not math.isnan(rho) and not self._told:
-            self._rhos.append(rho)
-        if len(self._rhos) < STILL:
-            return
-        mean, self._rhos = statistics.fmean(self._rhos), []
-        if way_out := rule.way_out(mean):
-            self._told = True
-            tell(
-                f"sigma has stayed at {sigma:.3g} for {STILL} tests in a row, with a mean rho of {mean:.2g}: {way_out}"
-            )
 
 
 class Rounding(NamedTuple):
