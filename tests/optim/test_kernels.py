@@ -252,9 +252,9 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
         rounding = Rounding(1e-7, coarse)
         kernel = FusedJudge(rule, sigma_min, rounding, torch.device("cpu"))
         fused_outcome = kernel.judge([loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), mine, tested=tested)
-        slack = rounding.slack(f.double(), f_trial.double())
+        slacks = (rounding.slack(f.double(), f_trial.double()), rounding.fine(f.double()))
         evidence = Evidence(
-            loss.double(), f.double(), f_trial.double(), vs, dR, ss, sigma * ss, slack, torch.tensor(True)
+            loss.double(), f.double(), f_trial.double(), vs, dR, ss, sigma * ss, *slacks, torch.tensor(True)
         )
         sound = loss.isfinite() & f.isfinite()
         if tested:

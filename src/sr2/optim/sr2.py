@@ -91,8 +91,8 @@ class SR2(Reading, ProximalOptimizer):
             out (g - v)'s, the batch's noise (not where `objective` is given).
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             An R that couples the entries of a tensor (Nuclear, Rank) has one number per tensor, D's root mean square.
-        weight_decay: the share of itself that a weight loses per step, of tensors with two dimensions or more: kappa of
-            kappa sigma x'Dx / 2 beside f, less in a cooldown. "auto" is 0.04 / sqrt(t + 64), 0 under a penalty.
+        weight_decay: kappa, the share of itself that a weight loses per step, of tensors with two dimensions or more:
+            kappa sigma x'Dx / 2 beside f, less in a cooldown. "auto" is 0.1 x'Dx / 2 as in AdamW, 0 under a penalty.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to

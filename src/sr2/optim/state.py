@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..regularizers.base import Step
 from ..telling import tell
-from .parts.decay import share
+from .parts.decay import weight
 from .parts.rules import Evidence, Verdict
 from .parts.schedules import Reach, Schedule
 from .parts.testing import LARGEST, Pace
@@ -150,14 +150,12 @@ class SearchState:
         return torch.stack(self.counts).sum()
 
     def decay_of(self, group: Mapping[str, Any]) -> Step:
-        """w of the decay w x'Dx / 2 of a group: its share times sigma, as that is without the cooldown."""
-        weight_decay, host = group["weight_decay"], self.lr is None
-        if weight_decay == 0:
+        """w of the decay w x'Dx / 2 of a group, from sigma as that is without the cooldown."""
+        if group["weight_decay"] == 0:
             return 0.0
         first = self.memory.get("sigma_first", torch.zeros_like(self.sigma))
         sigma = torch.where(first > 0, torch.minimum(self.sigma, first), self.sigma)
-        w = share(weight_decay, self.steps) * sigma
-        return float(w) if host else w
+        return weight(group["weight_decay"], sigma if self.lr is not None else float(sigma))
 
     def counted(self, *, untested: bool) -> dict[str, int]:
         """The counters by name, with or without that one."""

@@ -276,11 +276,11 @@ def decide(
     actual = f - f_trial + dR
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
-    slack = tl.load(constants + 7) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
+    fine = tl.load(constants + 7) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
     size = tl.abs(f_trial)
     margin = -tl.log(tl.where(size > 1e-300, size, 1e-300))
     coarse = tl.load(constants + 8) * size * tl.where(margin > 1.0, margin, 1.0)
-    slack = tl.where(coarse > slack, coarse, slack)
+    slack = tl.where(coarse > fine, coarse, fine)
     numerator = actual + slack
     denominator = predicted + slack
     trusted = (loss <= tl.load(constants + 11) * largest) & (vs - vs == 0.0) & (ss - ss == 0.0)
@@ -290,7 +290,8 @@ def decide(
     usable = finite & (ss != 0.0) & (denominator > 0.0)
     enters = sound & tested & (dR == float("inf")) & (f_trial - f_trial == 0.0)  # x has left R's domain, x + s is in it
     accepted = enters | (sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0))
-    very = accepted & tested & (enters == 0) & (numerator >= eta2 * denominator) & (predicted > known * slack)
+    gains = tl.where(known < 0.0, numerator >= eta2 * denominator, actual >= eta2 * predicted)  # `Ratio`, or `Tolerant`
+    very = accepted & tested & (enters == 0) & gains & (predicted > known * fine)
     rejected = sound & (accepted == 0) & (null == 0)
     lower = gamma3 * sigma
     lower = tl.where(lower > sigma_min, lower, sigma_min)

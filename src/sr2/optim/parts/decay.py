@@ -1,39 +1,28 @@
-"""Weight decay: which share of itself a weight loses per step.
+"""Weight decay: which w stands in w x'Dx / 2, the term beside f, with D the metric.
 
-A share, and not a share per learning rate as in AdamW: SR2's steps have the length that their batch allows, and what is
-to be forgotten depends on how many steps there were, not on how long they are. The recipes that people found by hand
-say so too: lr * weight_decay, summed over momentum, is about 5e-4 for ResNets on CIFAR-10 (2e4 steps or more), 1e-4 on
-ImageNet (4.5e5) and 6e-5 for GPT-2 (6e5).
+A step takes the share w / sigma of a weight. With Adam's metric, whose steps are about 1 / sigma at most, w = 0.1 keeps
+every weight below 10 or so and hurts nobody, whatever sigma is. A share that one gives, as kappa = 5e-4, is
+w = kappa sigma: the same at every step, as in the recipes of SGD. It is stronger medicine: where sigma is large, steps
+are short, and what they can learn is lost again (a GPT was ruined by 0.04 / sqrt(t + 64), which ResNets like).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
-
 from ...regularizers.base import Regularizer, Step, check_number
 
-FORGETS, LATE = 0.04, 64.0
-"""Of `fading`: chosen on the validation data of the panel and of ResNet-18 (docs/defaults.md)."""
+AUTO = 0.1
+"""AdamW's weight decay where people train transformers; docs/defaults.md has what the panel says of it."""
 
 
-def fading(t: float | Tensor) -> Step:
-    """kappa_t = 0.04 / sqrt(t + 64): the longer the run, the longer a weight remembers; nobody says when it ends.
+def weight(weight_decay: float | str, sigma: Step) -> Step:
+    """w of a group: that of "auto", or a share times sigma.
 
-    >>> fading(0.0), fading(1536.0)
-    (0.005, 0.001)
+    >>> weight("auto", 300.0), weight(5e-4, 300.0)
+    (0.1, 0.15)
     """
-    return FORGETS * (t + LATE) ** -0.5
-
-
-def share(weight_decay: float | str, t: float | Tensor) -> Step:
-    """Of a group: a number, or "auto", which fades.
-
-    >>> share(5e-4, 0.0), share("auto", 336.0)
-    (0.0005, 0.002)
-    """
-    return fading(t) if isinstance(weight_decay, str) else weight_decay
+    return AUTO if isinstance(weight_decay, str) else weight_decay * sigma
 
 
 class Decay(NamedTuple):

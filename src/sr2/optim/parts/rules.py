@@ -58,7 +58,9 @@ class Evidence(NamedTuple):
     sBs: Tensor
     """s'Bs, twice the model's quadratic term: B is sigma, or sigma times the metric."""
     slack: Tensor
-    """What rounding may make of f(x) - f(x + s)."""
+    """What rounding may make of f(x) - f(x + s), at the worst."""
+    fine: Tensor
+    """The same without what autocast rounds, which is no bound but noise, with a mean of about 0."""
     all_finite: Tensor
     """Whether each of the numbers is."""
 
@@ -90,7 +92,8 @@ class Evidence(NamedTuple):
             sums = torch.stack([vs, torch.where(dR.isposinf(), vs + sBs, dR), ss, sBs])
         numbers = torch.cat([values, sums]).to(device)
         loss, f, f_trial, vs, dR, ss, sBs = numbers.unbind()
-        return Evidence(loss, f, f_trial, vs, dR, ss, sBs, rounding.slack(f, f_trial), numbers.isfinite().all())
+        slacks = (rounding.slack(f, f_trial), rounding.fine(f))
+        return Evidence(loss, f, f_trial, vs, dR, ss, sBs, *slacks, numbers.isfinite().all())
 
     @property
     def actual(self) -> Tensor:
@@ -150,7 +153,8 @@ class Constants(NamedTuple):
     gamma2: float
     gamma3: float
     known: float = -1.0
-    """sigma falls only where the predicted decrease is more than so many times its slack; -1 asks nothing."""
+    """sigma falls by what was seen, without slack, and only where the predicted decrease is more than so many times the
+    rounding of the loss; -1 asks nothing, and has a slack."""
 
 
 class Rule(ABC):
@@ -306,4 +310,8 @@ class Rounding(NamedTuple):
         """
         size = f_trial.abs()
         margin = -size.clamp_min(torch.finfo(size.dtype).tiny).log()
-        return torch.maximum(10 * self.eps * f.abs().clamp_min(1.0), self.coarse * size * margin.clamp_min(1.0))
+        return torch.maximum(self.fine(f), self.coarse * size * margin.clamp_min(1.0))
+
+    def fine(self, f: Tensor) -> Tensor:
+        """10 eps max(1, |f(x)|)."""
+        return 10 * self.eps * f.abs().clamp_min(1.0)

@@ -56,7 +56,10 @@ class Tolerant(Rule):
         actual, predicted = evidence.actual + slack, evidence.predicted + slack
         usable = evidence.finite & (predicted > 0)
         accepted = usable & (actual >= -self.rise * predicted)
-        very = accepted & (actual >= self.eta2 * predicted) & (evidence.predicted > KNOWN * slack)
+        # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
+        # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
+        gains = evidence.actual >= self.eta2 * evidence.predicted
+        very = accepted & gains & (evidence.predicted > KNOWN * evidence.fine)
         sigma = torch.where(very, self.gamma3 * sigma, torch.where(accepted, sigma, self.gamma1 * sigma))
         return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
 
