@@ -9,6 +9,8 @@ import pytest
 pytest.importorskip("triton")
 
 SCRIPT = """
+import re
+
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -19,7 +21,7 @@ from sr2.regularizers import selection, selection_kernels
 
 KINDS = {"sizes": "*i64", "pointers": "*i64", "chunk_start": "*i64", "chunk_tensor": "*i32", "m_newest": "fp32"}
 KINDS |= {"q_newest": "fp32", "eps": "fp32"}
-KINDS |= {"tensors": "i32", "chunks": "i32", "flag": "*i1"}
+KINDS |= {"tensors": "i32", "chunks": "i32", "first_flag": "*i1", "other_flag": "*i1"}
 KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound", "learns")}
 KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "broken", "untested")}
 KINDS |= {"HOLDS": "i32", "TESTED": "i32", "slots": "*i32", "starts": "*i64", "scores": "*fp32"}
@@ -29,25 +31,40 @@ KINDS |= {"exceeded": "*i1", "ks": "*i64", "seen": "*i64", "vectors": "i32", "gr
 SIZES = {"CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
 
 
-def compiles(kernel, losses="*fp64", warps=fused.WARPS, **constants):
+def compiled(kernel, losses="*fp64", warps=fused.WARPS, **constants):
     kinds = {"loss_pointer": losses, "trial_pointer": losses} | KINDS
     signature = {name: "constexpr" if name in constants else kinds.get(name, "*fp64") for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     options = {"num_warps": warps, "enable_fp_fusion": False}
-    return bool(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"])
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+
+
+def compiles(kernel, **given):
+    return bool(compiled(kernel, **given)["cubin"])
+
+
+def wide_accesses(kernel, **given):
+    # how often the whole blocks are read and written, 16 bytes at a time per thread
+    ptx = compiled(kernel, **given)["ptx"]
+    return tuple(len(re.findall(rf"{kind}\\.global\\S*\\.v4\\.b32", ptx)) for kind in ("ld", "st"))
 
 
 assert compiles(fused_kernels.decide, losses="*fp32")
 assert compiles(fused_kernels.decide, losses="*fp64")
-assert compiles(fused_kernels.copy_if, WANTED=0, TARGET=0, SOURCE=2, **SIZES)
-assert compiles(fused_kernels.copy_if, WANTED=1, TARGET=0, SOURCE=1, **SIZES)
-assert compiles(fused_kernels.toward, **SIZES)
+assert wide_accesses(fused_kernels.copy_if, WANTED=0, FIRST=0, END=3, **SIZES) == (3, 3)
+assert wide_accesses(fused_kernels.copy_if, WANTED=1, FIRST=0, END=1, **SIZES) == (1, 1)
+assert wide_accesses(fused_kernels.toward, **SIZES) == (2, 1)
 for momentum in (False, True):
     for metric in (False, True):
         for kind in (fused.MOVE, fused.SCORE, fused.MOVE_CHOSEN):
             for decay in (False, True):
                 of = {"MOMENTUM": momentum, "METRIC": metric, "DECAY": decay, "PASS": kind}
-                assert compiles(fused_kernels.move, **of, **SIZES)
+                read = 2 + momentum + metric  # x, g, m, q
+                written = 2 * (1 + momentum + metric)  # x, m, q and what they were
+                if kind == fused.SCORE:  # where scores lie, which are all it writes, only a launch tells
+                    written = 0
+                found = wide_accesses(fused_kernels.move, **of, **SIZES)
+                assert found == (read, written), (of, found)
 for row, (shift, bits) in enumerate(selection.DIGITS):
     few = row >= selection.FULL
     assert compiles(selection_kernels.count_digits, FEW=few, SHIFT=shift, BITS=bits, RUN=selection.RUN)
@@ -58,7 +75,7 @@ print("compiled")
 """
 
 
-def test_the_kernels_compile_for_an_h200(tmp_path):
+def test_the_kernels_compile_for_an_h200_and_access_16_bytes_at_a_time(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     path = tmp_path / "kernels.py"  # Triton reads the source of what it compiles

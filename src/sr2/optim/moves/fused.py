@@ -22,9 +22,9 @@ from ..parts.rules import Rounding, Rule
 from ..parts.testing import LARGEST
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
-from .base import FAR, Proposal, settle_on_host
+from .base import FAR, Proposal
 from .chosen import Budgets, known
-from .moments import Moment, aligned, alike, dense, laid_like
+from .moments import Moments, aligned, alike, dense, laid_like
 from .pieces import Model
 
 _F64 = torch.float64
@@ -58,7 +58,6 @@ class FusedMove:
         self.proposals: Sequence[Proposal] = ()
         self._capturable = capturable
         self._layout: tuple[Any, ...] = ()
-        self._moments: list[Moment] = []
         self._judge: FusedJudge | None = None
         self._budgets: Budgets | None = None
 
@@ -95,13 +94,12 @@ class FusedMove:
         layout = (self.momentum, self.adam, *((x.data_ptr(), x.numel(), x.stride()) for x in self._xs))
         if layout != self._layout:
             self._lay_out(layout)
-        for moment in self._moments:
-            moment.find(self._xs, self._states)
+        self._moments.find(self._xs, self._states)
 
     def to_trial(self) -> Model:
         device, step = self._xs[0].device, self.proposals[0].step  # one for all
         step = step if isinstance(step, Tensor) else torch.full((), step, dtype=_F64, device=device)
-        rows = [self._xs, self._gs, self._kept, *(row for m in self._moments for row in (m.olds, m.nexts))]
+        rows = [self._xs, self._kept, *self._moments.rows, self._gs]
         pointers = [tuple(t.data_ptr() for t in ts) for ts in rows]
         self._pointers = self._table("pointers", pointers, torch.int64)
         weights = [known(p.regularizer) for p in self.proposals for _ in p.xs]
@@ -132,8 +130,7 @@ class FusedMove:
             self._chunk_start,
             step,
             self._partial,
-            self._weights_of("momentum"),
-            self._weights_of("square"),
+            self._moments.new_weights if self._moments.rows else self._weights,  # the latter is not read
             self._decay_weights(),
             1 - self.momentum,
             1 - self.adam[0] if self.adam else 0.0,
@@ -150,10 +147,6 @@ class FusedMove:
             num_warps=WARPS,
             enable_fp_fusion=False,  # x - step * v rounds twice, as in the path that is its oracle
         )
-
-    def _weights_of(self, name: str) -> Tensor:
-        """1 - beta^t of an average; where there is none, the kernel does not read it."""
-        return next((m.new_weights for m in self._moments if m.name == name), self._weights)
 
     def _decay_weights(self) -> Tensor:
         """w of every tensor; where there is none, the kernel does not read it."""
@@ -177,6 +170,7 @@ class FusedMove:
     def put_back(self) -> None:
         if self._moved:  # else what is kept is of another step, or nothing yet
             torch._foreach_copy_(self._xs, self._kept)
+            self._moments.put_back()
 
     def judge(
         self,
@@ -195,19 +189,27 @@ class FusedMove:
         return self._judge.judge(losses, self.sums, state, tested=tested)
 
     def settle(self, outcome: Outcome) -> None:
-        if not self._capturable:
-            settle_on_host(self, outcome)
+        if self._capturable:
+            self._put_back_unless(outcome.accepted, outcome.learns)
             return
-        self._copy_if(outcome.accepted, self._pointers, wanted=0, target=0, source=2)
-        self.commit(outcome.learns)
+        if not outcome.accepted:
+            torch._foreach_copy_(self._xs, self._kept)
+        if outcome.learns:
+            self._moments.take(self._states)
+        else:
+            self._moments.put_back()
 
     def commit(self, sound: Tensor | None) -> None:
-        for number, moment in enumerate(self._moments):
-            if sound is None:
-                moment.take(self._states)
-            else:
-                self._copy_if(sound, self._pointers, wanted=1, target=3 + 2 * number, source=4 + 2 * number)
-                moment.take_if(sound, self._states)
+        if sound is None:
+            self._moments.take(self._states)
+        else:
+            self._put_back_unless(None, sound)
+
+    def _put_back_unless(self, accepted: Tensor | None, learns: Tensor) -> None:
+        """x where the step is not accepted, unless None is said of it, and the averages where nothing is learnt."""
+        pairs = (1 if accepted is None else 0, 1 + len(self._moments.rows) // 2)
+        self._copy_if(learns if accepted is None else accepted, learns, self._pointers, wanted=0, pairs=pairs)
+        self._moments.take_if(learns)
 
     def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
         if not self._knows(xs, averages):
@@ -221,7 +223,7 @@ class FusedMove:
         if not self._knows(xs, points):
             take_if(flag, xs, points, looking=not self._capturable)
             return
-        self._copy_if(flag, self._pairs("points", points), wanted=1, target=0, source=1)
+        self._copy_if(flag, flag, self._pairs("points", points), wanted=1, pairs=(0, 1))
 
     def _knows(self, xs: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
         """Whether these are the tensors of this move, with others that lie as they do."""
@@ -231,17 +233,18 @@ class FusedMove:
     def _pairs(self, name: str, others: Sequence[Tensor]) -> Tensor:
         return self._table(name, [tuple(t.data_ptr() for t in ts) for ts in (self._xs, others)], torch.int64)
 
-    def _copy_if(self, flag: Tensor, pointers: Tensor, *, wanted: int, target: int, source: int) -> None:
+    def _copy_if(self, first: Tensor, others: Tensor, pointers: Tensor, *, wanted: int, pairs: tuple[int, int]) -> None:
         kernels().copy_if[(self._chunks,)](
             pointers,
             self._sizes,
             self._chunk_tensor,
             self._chunk_start,
-            flag,
+            first,
+            others,
             len(self._xs),
             WANTED=wanted,
-            TARGET=target,
-            SOURCE=source,
+            FIRST=pairs[0],
+            END=pairs[1],
             CHUNK=CHUNK,
             BLOCK=BLOCK,
         )
@@ -255,7 +258,7 @@ class FusedMove:
         device = self._xs[0].device
         self._kept = [torch.empty_like(x) for x in self._xs]
         given = (("momentum", self.momentum), ("square", self.adam[0] if self.adam else 0.0))
-        self._moments = [Moment(name, beta, self._xs) for name, beta in given if beta]
+        self._moments = Moments({name: beta for name, beta in given if beta}, self._xs, capturable=self._capturable)
         sizes = [x.numel() for x in self._xs]
         counts = [-(-n // CHUNK) for n in sizes]
         self._chunks = sum(counts)

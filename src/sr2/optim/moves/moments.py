@@ -1,8 +1,8 @@
-"""The averages of the fused kernel: two buffers each, of which one is the next; and how tensors lie in memory."""
+"""The averages of the fused kernel, with what they were; and how tensors lie in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,53 +12,81 @@ from ..parts.metrics import State
 from .base import NEEDS_A_STEP
 
 
-class Moment:
-    """A bias-corrected average that the kernel moves on: of the gradients, or of their squares.
+class Moments:
+    """The bias-corrected averages that the kernel moves on in place, of the gradients and of their squares; what they
+    were is kept, as x is.
 
     Args:
-        name: under which a parameter's state has it, with its weight beside it.
-        beta: the weight of the past.
+        betas: the weights of the past, by the name under which a parameter's state has the average, with its own weight
+            beside it.
         xs: the parameters, for buffers of their layout.
+        capturable: the weights live on the device, as views of one tensor.
     """
 
-    def __init__(self, name: str, beta: float, xs: Sequence[Tensor]) -> None:
-        self.name, self._beta = name, beta
-        self.nexts = [torch.empty_like(x) for x in xs]
+    def __init__(self, betas: Mapping[str, float], xs: Sequence[Tensor], *, capturable: bool) -> None:
+        self._betas, self._capturable = betas, capturable
+        self._kept = {name: [torch.empty_like(x) for x in xs] for name in betas}
+        columns = [[beta] for beta in betas.values()]
+        self._beta = torch.tensor(columns, dtype=torch.float64, device="cpu").to(xs[0].device)
+        self._newest = 1 - self._beta
+        self._weights = torch.empty(0, dtype=torch.float64, device=xs[0].device)
+        self._views: list[Tensor] = []
 
     def find(self, xs: Sequence[Tensor], states: Sequence[State]) -> None:
         """The averages so far, zero at first, laid out as x; and the weights of the next ones."""
-        name, weight = self.name, f"{self.name}_weight"
-        for x, state in zip(xs, states, strict=True):
-            if name not in state:
-                if capturing():
-                    raise RuntimeError(NEEDS_A_STEP)
-                state[name], state[weight] = torch.zeros_like(x), 0.0
-            elif not alike(state[name], x):
-                state[name] = torch.empty_like(x).copy_(state[name])
-        self.olds = [state[name] for state in states]
-        weights, device = [state[weight] for state in states], xs[0].device
-        if any(isinstance(w, Tensor) for w in weights):
-            self._old_weights = torch.stack([torch.as_tensor(w, dtype=torch.float64, device=device) for w in weights])
+        for name in self._betas:
+            for x, state in zip(xs, states, strict=True):
+                if name not in state:
+                    if capturing():
+                        raise RuntimeError(NEEDS_A_STEP)
+                    state[name], state[f"{name}_weight"] = torch.zeros_like(x), 0.0
+                elif not alike(state[name], x):
+                    state[name] = torch.empty_like(x).copy_(state[name])
+        self._now = {name: [state[name] for state in states] for name in self._betas}
+        if self._betas:
+            self._find_weights(states)
+            self.new_weights = self._beta * self._weights + self._newest
+
+    def _find_weights(self, states: Sequence[State]) -> None:
+        """As one tensor; with `capturable` the states have views of it, and it is made once."""
+        found = [state[f"{name}_weight"] for name in self._betas for state in states]
+        if self._views and all(w is view for w, view in zip(found, self._views, strict=True)):
+            return
+        if self._capturable and capturing():
+            raise RuntimeError(NEEDS_A_STEP)
+        device, shape = self._beta.device, (len(self._betas), len(states))
+        if any(isinstance(w, Tensor) for w in found):
+            flat = torch.stack([torch.as_tensor(w, dtype=torch.float64, device=device) for w in found])
         else:
-            self._old_weights = torch.tensor(weights, dtype=torch.float64, device="cpu").to(device, non_blocking=True)
-        self.new_weights = self._beta * self._old_weights + (1 - self._beta)
+            flat = torch.tensor(found, dtype=torch.float64, device="cpu").to(device, non_blocking=True)
+        self._weights = flat.view(shape)
+        if self._capturable:
+            self._views = list(flat.unbind())
+            views = iter(self._views)
+            for name in self._betas:
+                for state in states:
+                    state[f"{name}_weight"] = next(views)
+
+    @property
+    def rows(self) -> list[list[Tensor]]:
+        """Of each average its tensors and where they are kept."""
+        return [row for name in self._betas for row in (self._now[name], self._kept[name])]
+
+    def put_back(self) -> None:
+        """The averages become what they were."""
+        for name in self._betas:
+            torch._foreach_copy_(self._now[name], self._kept[name])
 
     def take(self, states: Sequence[State]) -> None:
-        """The next averages replace the old: the two buffers change places."""
-        for state, new in zip(states, self.nexts, strict=True):
-            state[self.name] = new
-            state[f"{self.name}_weight"] = self._beta * state[f"{self.name}_weight"] + (1 - self._beta)
-        self.nexts = self.olds
+        """The new averages stay: their weights follow, where the host decides."""
+        for name, beta in self._betas.items():
+            for state in states:
+                state[f"{name}_weight"] = beta * state[f"{name}_weight"] + (1 - beta)
 
-    def take_if(self, sound: Tensor, states: Sequence[State]) -> None:
-        """Their weights likewise where `sound`, in place; the kernel has copied the averages."""
-        weights = torch.where(sound, self.new_weights, self._old_weights).unbind()
-        for state, weight in zip(states, weights, strict=True):
-            if not isinstance(state[f"{self.name}_weight"], Tensor):
-                if capturing():
-                    raise RuntimeError(NEEDS_A_STEP)
-                state[f"{self.name}_weight"] = torch.empty_like(weight)
-        torch._foreach_copy_([state[f"{self.name}_weight"] for state in states], weights)
+    def take_if(self, sound: Tensor) -> None:
+        """Their weights likewise where `sound`, in place; the kernel has put the averages back where not."""
+        if self._betas:
+            torch.where(sound, self.new_weights, self._weights, out=self._weights)
 
 
 def dense(x: Tensor) -> bool:
