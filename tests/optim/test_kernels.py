@@ -265,6 +265,7 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
         assert fused_outcome.tested == tested
         for name in ("accepted", "null", "sound", "learns", "sigma"):
             assert getattr(fused_outcome, name) == getattr(expected, name), name
+        assert fused_outcome.failed == ~(expected.accepted | expected.null)
         assert mine.memory == other.memory
         for name in ("sigma", "counts", "moments", "figures"):
             one, two = (
@@ -335,6 +336,28 @@ def test_the_kernels_of_average_and_return_are_lerp_and_choice(weight):
         assert all(torch.equal(x, y) for x, y in zip(xs, before, strict=True))
         move.take_if(torch.tensor(True), xs[tensors], others[tensors])
         assert all(torch.equal(x, t) for x, t in zip(xs[tensors], others[tensors], strict=True))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@torch.no_grad()
+def test_in_a_graph_of_a_step_on_trust_x_is_not_kept_and_its_averages_are(learns):
+    xs = [nn.Parameter(torch.randn(shape)) for shape in ((5,), (40, 30))]
+    optimizer = SR2(xs, sigma=3.0, capturable=True)
+    for x in xs:
+        x.grad = torch.randn_like(x)
+    move, seen = FusedMove(capturable=True), []
+    for number in range(2):
+        before = [{name: value.clone() for name, value in optimizer.state[x].items()} for x in xs]
+        move.use(optimizer._proposals())
+        move.to_trial(keeps=number == 0)
+        move.settle(outcome(number == 0, learns or number == 0))
+        kept = [t.clone() for t in move.kept[0]]
+        seen.append((kept, [x.clone() for x in xs]))
+    assert all(torch.equal(a, b) for a, b in zip(seen[0][0], seen[1][0], strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(seen[0][1], seen[1][1], strict=True))
+    for x, old in zip(xs, before, strict=True):
+        for name in ("momentum", "momentum_weight", "square", "square_weight"):
+            assert torch.equal(optimizer.state[x][name], old[name]) != learns
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from sr2.regularizers import selection, selection_kernels
 KINDS = {"sizes": "*i64", "pointers": "*i64", "chunk_start": "*i64", "chunk_tensor": "*i32", "m_newest": "fp32"}
 KINDS |= {"q_newest": "fp32", "eps": "fp32"}
 KINDS |= {"tensors": "i32", "chunks": "i32", "first_flag": "*i1", "other_flag": "*i1"}
-KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound", "learns")}
+KINDS |= {f"{name}_out": "*i1" for name in ("accepted", "null", "sound", "learns", "failed")}
 KINDS |= {f"{name}_count": "*i64" for name in ("accepted", "rejected", "null", "broken", "untested")}
 KINDS |= {"HOLDS": "i32", "TESTED": "i32", "slots": "*i32", "starts": "*i64", "scores": "*fp32"}
 KINDS |= {name: "*i32" for name in ("nonzeros", "least", "ends", "bits", "owner", "counts", "firsts", "floors")}
@@ -58,9 +58,9 @@ for momentum in (False, True):
     for metric in (False, True):
         for kind in (fused.MOVE, fused.SCORE, fused.MOVE_CHOSEN):
             for decay in (False, True):
-                of = {"MOMENTUM": momentum, "METRIC": metric, "DECAY": decay, "PASS": kind}
+                of = {"MOMENTUM": momentum, "METRIC": metric, "DECAY": decay, "PASS": kind, "KEEPS": not decay}
                 read = 2 + momentum + metric  # x, g, m, q
-                written = 2 * (1 + momentum + metric)  # x, m, q and what they were
+                written = 2 * (momentum + metric) + 1 + of["KEEPS"]  # m, q and what they were, x and what it was
                 if kind == fused.SCORE:  # where scores lie, which are all it writes, only a launch tells
                     written = 0
                 found = wide_accesses(fused_kernels.move, **of, **SIZES)

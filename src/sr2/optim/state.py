@@ -37,6 +37,8 @@ class Outcome(NamedTuple):
     memory: Mapping[str, Tensor]
     tested: bool = True
     """False: x + s was not evaluated."""
+    failed: Tensor | None = None
+    """Neither accepted nor null, where a kernel has said so."""
 
     @staticmethod
     def of(
@@ -151,10 +153,11 @@ class SearchState:
 
     def decay_of(self, group: Mapping[str, Any]) -> Step:
         """w of the decay w x'Dx / 2 of a group, from sigma as that is without the cooldown."""
-        if group["weight_decay"] == 0:
-            return 0.0
-        first = self.memory.get("sigma_first", torch.zeros_like(self.sigma))
-        sigma = torch.where(first > 0, torch.minimum(self.sigma, first), self.sigma)
+        sigma, first = self.sigma, self.memory.get("sigma_first")
+        if isinstance(group["weight_decay"], str) or group["weight_decay"] == 0:
+            return weight(group["weight_decay"], 1.0)  # whatever sigma is
+        if first is not None:
+            sigma = torch.where(first > 0, torch.minimum(sigma, first), sigma)
         return weight(group["weight_decay"], sigma if self.lr is not None else float(sigma))
 
     def counted(self, *, untested: bool) -> dict[str, int]:

@@ -86,7 +86,8 @@ def hold(
                 raise RuntimeError("test_every needs a step before a CUDA graph is captured")
             states[p][NAME] = x.detach().clone(memory_format=torch.preserve_format)
     points = [states[p][NAME] for p in params]
-    move.take_if(~(outcome.accepted | outcome.null), xs, points)
+    failed = ~(outcome.accepted | outcome.null) if outcome.failed is None else outcome.failed
+    move.take_if(failed, xs, points)
     if outcome.tested:  # x is the point that has passed, or the one that had
         torch._foreach_copy_(points, list(xs))
     pace.go_on(tested=outcome.tested)

@@ -35,6 +35,7 @@ def decide(
     null_out,
     sound_out,
     learns_out,
+    failed_out,
     largest_pointer,  # the largest loss at a point that passed
     HOLDS,  # int32: whether there is one
     TESTED,  # int32: whether f_trial is f(x + s); else x + s is kept on trust
@@ -116,3 +117,4 @@ def decide(
     tl.store(null_out, null.to(tl.int8))
     tl.store(sound_out, sound.to(tl.int8))
     tl.store(learns_out, (sound & (accepted | null | (forgets == 0))).to(tl.int8))
+    tl.store(failed_out, ((accepted | null) == 0).to(tl.int8))

@@ -28,8 +28,9 @@ from .moments import Moments, aligned, alike, dense, laid_like
 from .pieces import Model
 
 _F64 = torch.float64
-CHUNK = 16384
-"""Entries of one program."""
+CHUNK = 4096
+"""Entries of one program: 11 million make 2,700 programs, several for each place that an H200 has, so that the last ones
+take little time."""
 BLOCK = 512
 """Entries of one turn of its loop."""
 WARPS = 4
@@ -96,7 +97,8 @@ class FusedMove:
             self._lay_out(layout)
         self._moments.find(self._xs, self._states)
 
-    def to_trial(self) -> Model:
+    def to_trial(self, *, keeps: bool = True) -> Model:
+        self._keeps = keeps
         device, step = self._xs[0].device, self.proposals[0].step  # one for all
         step = step if isinstance(step, Tensor) else torch.full((), step, dtype=_F64, device=device)
         rows = [self._xs, self._kept, *self._moments.rows, self._gs]
@@ -111,7 +113,7 @@ class FusedMove:
             budgets.choose()
         self._budgets = budgets
         self._run(step, budgets, MOVE if budgets is None else MOVE_CHOSEN)
-        self._moved = True
+        self._moved = keeps
         self.sums = self._partial.sum(dim=1)
         vs, dR, ss, _, _, sBs = self.sums.unbind()
         if budgets is not None:  # R(x) is infinite where a budget has shrunk, and R's decrease as `Reach` has it
@@ -142,6 +144,7 @@ class FusedMove:
             METRIC=self.adam is not None,
             DECAY=self.decays,
             PASS=kind,
+            KEEPS=self._keeps,
             CHUNK=CHUNK,
             BLOCK=BLOCK,
             num_warps=WARPS,
@@ -190,7 +193,7 @@ class FusedMove:
 
     def settle(self, outcome: Outcome) -> None:
         if self._capturable:
-            self._put_back_unless(outcome.accepted, outcome.learns)
+            self._put_back_unless(outcome.accepted if self._keeps else None, outcome.learns)
             return
         if not outcome.accepted:
             torch._foreach_copy_(self._xs, self._kept)
@@ -299,7 +302,7 @@ class FusedJudge:
         assert rule.constants is not None
         numbers = (*rule.constants, sigma_min, 10 * rounding.eps, rounding.coarse, FORGET, float(rule.forgets), FAR)
         self._constants = torch.tensor(numbers, dtype=_F64, device=device)
-        self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(4)]
+        self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(5)]
 
     def judge(self, losses: Sequence[Tensor], sums: Tensor, state: SearchState, *, tested: bool = True) -> Outcome:
         """From the loss, f(x) and f(x + s), and the sums of the move."""
@@ -319,5 +322,5 @@ class FusedJudge:
             enable_fp_fusion=False,
             num_warps=1,
         )
-        accepted, null, sound, learns = self._flags
-        return Outcome(accepted, null, sound, learns, state.figures.rho, state.sigma, None, {}, tested)
+        accepted, null, sound, learns, failed = self._flags
+        return Outcome(accepted, null, sound, learns, state.figures.rho, state.sigma, None, {}, tested, failed)

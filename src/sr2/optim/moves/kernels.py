@@ -52,6 +52,7 @@ def move(
     METRIC: tl.constexpr,
     DECAY: tl.constexpr,
     PASS: tl.constexpr,  # MOVE, or for budgets SCORE and then MOVE_CHOSEN
+    KEEPS: tl.constexpr,  # whether x is kept
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -160,7 +161,8 @@ def move(
                     bits = score.to(tl.int32, bitcast=True)
                     w = tl.where((bits > least_bits) | ((bits == least_bits) & (entry < end)), w, 0.0)
                 z = tl.where(u < 0.0, -w, w)
-                tl.store(kept_pointer + entry, x, mask=inside)
+                if KEEPS:
+                    tl.store(kept_pointer + entry, x, mask=inside)
                 tl.store(x_pointer + entry, z, mask=inside)
                 old, new = x.to(tl.float64), z.to(tl.float64)
                 s = new - old
