@@ -29,8 +29,7 @@ from .pieces import Model
 
 _F64 = torch.float64
 CHUNK = 4096
-"""Entries of one program: 11 million make 2,700 programs, several for each place that an H200 has, so that the last ones
-take little time."""
+"""Entries of one program: few, so that there are several for each place of a device, and the last ones end soon."""
 BLOCK = 512
 """Entries of one turn of its loop."""
 WARPS = 4
