@@ -92,6 +92,18 @@ def cut(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
 
 
+def as_bytes(x: Tensor) -> Tensor:
+    """Its memory as one vector, so that tensors of several dtypes share launches; x where that is not in one piece."""
+    plain = x.is_contiguous() and not x.is_complex() and not x.is_quantized
+    return x.detach().view(-1).view(torch.uint8) if plain else x
+
+
+def is_expanded(x: Tensor) -> bool:
+    """Whether entries share their memory, so that nobody can write them in place."""
+    strides = x.stride()
+    return 0 in strides and any(stride == 0 and size > 1 for stride, size in zip(strides, x.shape, strict=True))
+
+
 def in_parts(xs: Sequence[Tensor]) -> list[Tensor]:
     """Views of about a million entries, or of one row where that is longer."""
     return [part for x in xs for part in (x.chunk(max(1, -(-x.numel() // PART))) if x.dim() else (x,))]

@@ -340,7 +340,7 @@ def test_the_kernels_of_average_and_return_are_lerp_and_choice(weight):
 
 @pytest.mark.parametrize("learns", [False, True])
 @torch.no_grad()
-def test_in_a_graph_of_a_step_on_trust_x_is_not_kept_and_its_averages_are(learns):
+def test_in_a_graph_of_a_step_on_trust_x_is_not_kept_and_its_averages_are(learns, monkeypatch):
     xs = [nn.Parameter(torch.randn(shape)) for shape in ((5,), (40, 30))]
     optimizer = SR2(xs, sigma=3.0, capturable=True)
     for x in xs:
@@ -349,7 +349,8 @@ def test_in_a_graph_of_a_step_on_trust_x_is_not_kept_and_its_averages_are(learns
     for number in range(2):
         before = [{name: value.clone() for name, value in optimizer.state[x].items()} for x in xs]
         move.use(optimizer._proposals())
-        move.to_trial(keeps=number == 0)
+        monkeypatch.setattr(fused, "capturing", lambda number=number: number == 1)
+        move.to_trial(tested=False)
         move.settle(outcome(number == 0, learns or number == 0))
         kept = [t.clone() for t in move.kept[0]]
         seen.append((kept, [x.clone() for x in xs]))

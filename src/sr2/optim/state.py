@@ -153,8 +153,10 @@ class SearchState:
 
     def decay_of(self, group: Mapping[str, Any]) -> Step:
         """w of the decay w x'Dx / 2 of a group, from sigma as that is without the cooldown."""
+        if group["weight_decay"] == 0:
+            return 0.0
         sigma, first = self.sigma, self.memory.get("sigma_first")
-        if isinstance(group["weight_decay"], str) or group["weight_decay"] == 0:
+        if isinstance(group["weight_decay"], str):
             return weight(group["weight_decay"], 1.0)  # whatever sigma is
         if first is not None:
             sigma = torch.where(first > 0, torch.minimum(sigma, first), sigma)

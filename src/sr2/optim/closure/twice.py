@@ -14,11 +14,10 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ...numerics import capturing, whole
+from ...numerics import as_bytes, capturing, cut, end_to_end, is_expanded, local, whole
 from ..parts.rules import Evidence, Rounding, Rule
 from ..processes import ALONE, Processes
 from ..state import Outcome
-from .buffers import Buffers
 from .losses import Closure, as_loss, explained, gradients_of
 from .watch import STILL, ClosureWatch
 
@@ -129,12 +128,6 @@ class TwoEvaluations:
         with self._watch.looking() if self._watch is not None and self._watch.blind else nullcontext():
             self.f_trial = self._evaluate(self.objective or self._closure, restore=not self._capturable)
         return self.f_trial
-
-    @property
-    def needs_x(self) -> bool:
-        """Whether x must be kept: not in a graph, which nothing interrupts, of a step on trust, which goes back to the
-        last point that passed."""
-        return self.tested or not self._capturing
 
     def losses(self) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, f(x) and f(x + s). A step along v is judged on f(., xi) + (v - g)'x, so f(x) is f + (g - v)'s here.
@@ -263,6 +256,41 @@ class TwoEvaluations:
             module.reshard()
 
 
+class Buffers:
+    """A copy of every buffer of a module, to be put back: contents, and identity where a forward rebinds a buffer."""
+
+    @torch.no_grad()
+    def __init__(self, module: nn.Module | None) -> None:
+        owners = [] if module is None else [m._buffers for m in module.modules() if m._buffers]
+        self._slots = [(owner, name, b) for owner in owners for name, b in owner.items()]
+        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for b in (local(b) for _, _, b in self._slots if b is not None):
+            if not is_expanded(b):  # what is expanded nobody can write in place
+                kinds.setdefault((as_bytes(b).dtype, b.device), []).append(b)
+        # Laid end to end: a few launches instead of one for each of a network's hundreds of small buffers.
+        self._kinds = [(tensors, end_to_end([as_bytes(b) for b in tensors])) for tensors in kinds.values()]
+        self._forms = [[(b.shape, b.dtype) for b in tensors] for tensors in kinds.values()]
+
+    def restore(self) -> None:
+        for owner, name, tensor in self._slots:
+            owner[name] = tensor
+        for (tensors, copy), forms in zip(self._kinds, self._forms, strict=True):
+            for b, (shape, _) in zip(tensors, forms, strict=True):
+                if b.shape != shape:  # observers of quantization resize theirs
+                    b.resize_(shape)
+            _cut_into(copy, tensors)
+
+    def restore_either(self, mine: Tensor, other: Buffers) -> None:
+        """`restore` this copy where the 0-dim tensor `mine` is true, else `other`, without looking at it."""
+        if self._forms != other._forms:
+            self.restore()  # the forward has made a buffer, or another one, and there is nothing to choose from
+            return
+        for owner, name, tensor in self._slots:
+            owner[name] = tensor
+        for (tensors, copy), (_, others) in zip(self._kinds, other._kinds, strict=True):
+            _cut_into(torch.where(mine, copy, others), tensors)
+
+
 class Randomness:
     """The states of torch's generators on the CPU and on the devices in use."""
 
@@ -295,6 +323,12 @@ def untouched(module: nn.Module | None, parameters: Sequence[Tensor]) -> Iterato
         buffers.restore()
         randomness.restore()
         torch.clear_autocast_cache()
+
+
+@torch.no_grad()
+def _cut_into(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    memory = [as_bytes(b) for b in tensors]
+    torch._foreach_copy_(memory, cut(flat, memory))
 
 
 def _is_number(result: object) -> TypeGuard[Tensor]:

@@ -201,10 +201,10 @@ class Move(Protocol):
     def use(self, proposals: Sequence[Proposal]) -> None:
         """Take this step's tensors."""
 
-    def to_trial(self, *, keeps: bool = True) -> Model:
+    def to_trial(self, *, tested: bool = True) -> Model:
         """x <- x + s; the scalars of the model, summed over the groups.
 
-        keeps: False allows not to keep x: nobody will ask for it, since it goes back elsewhere, if at all.
+        tested: False allows not to keep x: it goes back to the last point that passed, if at all.
         """
 
     def noise(self) -> Tensor | None:
@@ -260,7 +260,7 @@ class ByGroup:
         for p in proposals:
             p.turn()
 
-    def to_trial(self, *, keeps: bool = True) -> Model:
+    def to_trial(self, *, tested: bool = True) -> Model:
         models = []
         for p, kept, ways in zip(self.proposals, self.kept, self._ways, strict=True):
             try:

@@ -96,8 +96,8 @@ class FusedMove:
             self._lay_out(layout)
         self._moments.find(self._xs, self._states)
 
-    def to_trial(self, *, keeps: bool = True) -> Model:
-        self._keeps = keeps
+    def to_trial(self, *, tested: bool = True) -> Model:
+        self._keeps = tested or not capturing()  # nothing interrupts a graph
         device, step = self._xs[0].device, self.proposals[0].step  # one for all
         step = step if isinstance(step, Tensor) else torch.full((), step, dtype=_F64, device=device)
         rows = [self._xs, self._kept, *self._moments.rows, self._gs]
@@ -112,7 +112,7 @@ class FusedMove:
             budgets.choose()
         self._budgets = budgets
         self._run(step, budgets, MOVE if budgets is None else MOVE_CHOSEN)
-        self._moved = keeps
+        self._moved = self._keeps
         self.sums = self._partial.sum(dim=1)
         vs, dR, ss, _, _, sBs = self.sums.unbind()
         if budgets is not None:  # R(x) is infinite where a budget has shrunk, and R's decrease as `Reach` has it
