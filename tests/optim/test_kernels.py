@@ -266,6 +266,7 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
         for name in ("accepted", "null", "sound", "learns", "sigma"):
             assert getattr(fused_outcome, name) == getattr(expected, name), name
         assert fused_outcome.failed == ~(expected.accepted | expected.null)
+        assert fused_outcome.steps == mine.steps == other.steps
         assert mine.memory == other.memory
         for name in ("sigma", "counts", "moments", "figures"):
             one, two = (

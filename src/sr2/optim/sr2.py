@@ -194,9 +194,9 @@ class SR2(Reading, ProximalOptimizer):
             state.record(outcome)
         if self.testing is not None:
             hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
-        state.follow(self.schedule, self.param_groups)
+        state.follow(self.schedule, outcome, self.param_groups)
         if self.averaging is not None:
-            self.averaging.update(self._parameters(), self.state, state.steps, move.toward)
+            self.averaging.update(self._parameters(), self.state, state.steps_after(outcome), move.toward)
         f.look(outcome, self.rule, asks=self.testing is None)
         return loss
 

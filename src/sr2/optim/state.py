@@ -39,6 +39,8 @@ class Outcome(NamedTuple):
     """False: x + s was not evaluated."""
     failed: Tensor | None = None
     """Neither accepted nor null, where a kernel has said so."""
+    steps: Tensor | None = None
+    """How many were taken with this one, where a kernel has counted."""
 
     @staticmethod
     def of(
@@ -151,6 +153,10 @@ class SearchState:
         """How many steps were taken, whatever became of them."""
         return torch.stack(self.counts).sum()
 
+    def steps_after(self, outcome: Outcome) -> Tensor:
+        """`steps`, once this outcome is recorded."""
+        return self.steps if outcome.steps is None else outcome.steps
+
     def decay_of(self, group: Mapping[str, Any]) -> Step:
         """w of the decay w x'Dx / 2 of a group, from sigma as that is without the cooldown."""
         if group["weight_decay"] == 0:
@@ -208,10 +214,10 @@ class SearchState:
         numbers = (evidence.loss, evidence.f_trial, outcome.rho, outcome.sigma, *judged, norm, accepted, null)
         torch._foreach_copy_(self.figures, numbers)
 
-    def follow(self, schedule: Schedule | None, groups: Sequence[dict[str, Any]]) -> None:
+    def follow(self, schedule: Schedule | None, outcome: Outcome, groups: Sequence[dict[str, Any]]) -> None:
         """sigma of the next step by the schedule; not before it is known, as after a first batch that was broken."""
         if schedule is not None and self.sigma_known:
-            t = self.steps
+            t = self.steps_after(outcome)
             sigma, memory = schedule.apply(self.sigma, t, self.memory)
             for number in (self.sigma, self.figures.sigma):
                 number.copy_(sigma)

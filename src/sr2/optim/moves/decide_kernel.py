@@ -36,6 +36,7 @@ def decide(
     sound_out,
     learns_out,
     failed_out,
+    steps_out,  # float64: how many steps were taken
     largest_pointer,  # the largest loss at a point that passed
     HOLDS,  # int32: whether there is one
     TESTED,  # int32: whether f_trial is f(x + s); else x + s is kept on trust
@@ -90,11 +91,17 @@ def decide(
     new = tl.where(very, lower, tl.where(raises, higher, sigma))
     tl.store(sigma_pointer, new)
 
-    tl.store(accepted_count, tl.load(accepted_count) + (accepted & tested).to(tl.int64))
-    tl.store(untested_count, tl.load(untested_count) + (accepted & (tested == 0)).to(tl.int64))
-    tl.store(rejected_count, tl.load(rejected_count) + fails.to(tl.int64))
-    tl.store(null_count, tl.load(null_count) + null.to(tl.int64))
-    tl.store(broken_count, tl.load(broken_count) + ((sound == 0) & tested).to(tl.int64))
+    accepted_now = tl.load(accepted_count) + (accepted & tested).to(tl.int64)
+    rejected_now = tl.load(rejected_count) + fails.to(tl.int64)
+    null_now = tl.load(null_count) + null.to(tl.int64)
+    broken_now = tl.load(broken_count) + ((sound == 0) & tested).to(tl.int64)
+    untested_now = tl.load(untested_count) + (accepted & (tested == 0)).to(tl.int64)
+    tl.store(accepted_count, accepted_now)
+    tl.store(rejected_count, rejected_now)
+    tl.store(null_count, null_now)
+    tl.store(broken_count, broken_now)
+    tl.store(untested_count, untested_now)
+    tl.store(steps_out, (accepted_now + rejected_now + null_now + broken_now + untested_now).to(tl.float64))
     if (HOLDS != 0) & tested & (accepted | null | (sound & (largest == 0.0))):
         tl.store(largest_pointer, tl.where(tl.abs(loss) > largest, tl.abs(loss), largest))
     if tested & (accepted | null):

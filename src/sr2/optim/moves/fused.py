@@ -302,6 +302,7 @@ class FusedJudge:
         numbers = (*rule.constants, sigma_min, 10 * rounding.eps, rounding.coarse, FORGET, float(rule.forgets), FAR)
         self._constants = torch.tensor(numbers, dtype=_F64, device=device)
         self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(5)]
+        self._steps = torch.zeros((), dtype=_F64, device=device)
 
     def judge(self, losses: Sequence[Tensor], sums: Tensor, state: SearchState, *, tested: bool = True) -> Outcome:
         """From the loss, f(x) and f(x + s), and the sums of the move."""
@@ -315,6 +316,7 @@ class FusedJudge:
             *state.moments,
             *state.figures,
             *self._flags,
+            self._steps,
             state.sigma if largest is None else largest,  # which is neither read nor written where it does not hold
             int(largest is not None),
             int(tested),
@@ -322,4 +324,5 @@ class FusedJudge:
             num_warps=1,
         )
         accepted, null, sound, learns, failed = self._flags
-        return Outcome(accepted, null, sound, learns, state.figures.rho, state.sigma, None, {}, tested, failed)
+        rho, sigma, steps = state.figures.rho, state.sigma, self._steps
+        return Outcome(accepted, null, sound, learns, rho, sigma, None, {}, tested, failed, steps)

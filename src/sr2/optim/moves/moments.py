@@ -45,7 +45,7 @@ class Moments:
         self._now = {name: [state[name] for state in states] for name in self._betas}
         if self._betas:
             self._find_weights(states)
-            self.new_weights = self._beta * self._weights + self._newest
+            self.new_weights = torch.addcmul(self._newest, self._beta, self._weights)
 
     def _find_weights(self, states: Sequence[State]) -> None:
         """As one tensor; with `capturable` the states have views of it, and it is made once."""
