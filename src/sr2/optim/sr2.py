@@ -91,8 +91,8 @@ class SR2(Reading, ProximalOptimizer):
             out (g - v)'s, the batch's noise (not where `objective` is given).
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             An R that couples the entries of a tensor (Nuclear, Rank) has one number per tensor, D's root mean square.
-        weight_decay: w of w x'Dx / 2 beside f, for tensors of two dimensions or more, which lose w / sigma of themselves
-            per step, as in AdamW; "5e-4/step" names the share itself. "auto" is 0.1, and 0 under a penalty.
+        weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
+            themselves per step. "5e-4/step" names that share itself. "auto" is 0.1, and 0 under a penalty.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
