@@ -235,7 +235,7 @@ def test_a_step_of_algorithm_1_visits_ten_files(options):
 
 
 def test_each_part_of_the_defaults_is_one_file_more():
-    parts = {f"optim/parts/{name}.py" for name in ("metrics", "directions", "steering", "averaging", "decay")}
+    parts = {f"optim/parts/{name}.py" for name in ("metrics", "directions", "steering", "averaging")}
     assert files_of_a_step() - files_of_a_step(**sr2.SR2.paper_defaults()) == parts
 
 

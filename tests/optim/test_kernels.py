@@ -89,9 +89,9 @@ BUDGETS = [L0Ball(density=0.05), L0Ball(k=40), L0Ball(density=1.0), Ridge(0.3, L
         (BUDGETS[3], {"reach": (1, 8)}),
         (BUDGETS[0], {"weight_decay": 0.0}),
         (None, {"cooldown": (3, 9)}),
-        (L1(1e-3), {"weight_decay": 0.05}),
-        (L1(1e-3), {"weight_decay": 0.05, "metric": None}),
-        (L0(1e-3), {"weight_decay": 0.05, "momentum": 0.0}),
+        (L1(1e-3), {"weight_decay": "0.05/step"}),
+        (L1(1e-3), {"weight_decay": 0.5, "metric": None}),
+        (L0(1e-3), {"weight_decay": 0.5, "momentum": 0.0}),
     ],
     ids=str,
 )

@@ -135,3 +135,18 @@ def test_one_bad_batch_costs_nothing(spoil):
             return float((model(images).argmax(1) == labels).float().mean())
 
     assert accuracy(bad_at=120) > accuracy(bad_at=-1) - 0.01
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize(("rises", "falls"), [(0.0, True), (0.2, False)])
+def test_in_bfloat16_sigma_falls_by_what_was_seen(rises, falls, capturable):
+    """A promise of a thousandth of f is below the slack of autocast, which held sigma for good."""
+    x = nn.Parameter(torch.zeros(1))
+    options = {"autocast": torch.bfloat16, "metric": None, "momentum": 0.0, "capturable": capturable}
+    optimizer = SR2([x], sigma=1e3, rule=Tolerant(), **options)
+    optimizer.step(lambda: 1.0 - x.sum() + rises * x.detach().sum())  # it promises 1e-3, and rho is 1 - rises
+    assert optimizer.last_step.predicted == pytest.approx(1e-3, rel=1e-4)
+    assert optimizer.last_step.accepted
+    assert optimizer.sigma == (pytest.approx(980.0) if falls else 1e3)
+    optimizer.step(lambda: 1e6 - x.sum())  # the promise is less than the rounding of such a loss
+    assert optimizer.sigma == (pytest.approx(980.0) if falls else 1e3)

@@ -45,7 +45,7 @@ def train(model, optimizer, dtype=torch.float64, steps=40):
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}, {"compile": True}], ids=str)
 def test_at_a_constant_sigma_it_is_adamw(options):
     mine, theirs = network(), network()
-    ours = train(mine, SR2(mine, sigma=100.0, rule=Always(), weight_decay=0.003, average=False, **options))
+    ours = train(mine, SR2(mine, sigma=100.0, rule=Always(), weight_decay=0.3, average=False, **options))
     weights, rest = parted(theirs)
     torch_s = torch.optim.AdamW([{"params": weights, "weight_decay": 0.3}, {"params": rest}], lr=1e-2, weight_decay=0)
     for x, y in batches(torch.float64):
@@ -58,7 +58,7 @@ def test_at_a_constant_sigma_it_is_adamw(options):
 
 def test_without_a_metric_it_is_the_gradient_of_half_the_square():
     mine, theirs = network(), network()
-    options = {"metric": None, "momentum": 0.0, "weight_decay": 0.02}
+    options = {"metric": None, "momentum": 0.0, "weight_decay": 0.1}
     ours = train(mine, SR2(mine, sigma=5.0, rule=Always(), **options))
     weights, rest = parted(theirs)
     sgd = torch.optim.SGD([{"params": weights, "weight_decay": 0.1}, {"params": rest}], lr=0.2)
@@ -75,8 +75,7 @@ def test_without_a_metric_it_is_the_gradient_of_half_the_square():
 def test_the_actual_decrease_is_that_of_f_decay_and_penalty(metric, R):
     """The first step, by hand: D is |g| + eps, and nothing is linearized."""
     torch.manual_seed(0)
-    x0, kappa, sigma = torch.randn(7, 5, dtype=torch.float64), 0.2, 3.0
-    w = kappa * sigma
+    x0, w, sigma = torch.randn(7, 5, dtype=torch.float64), 0.7, 3.0
     if R is not None:
         x0 = R.prox(x0, 1e-9)
     A, b = torch.randn(9, 35, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
@@ -85,7 +84,7 @@ def test_the_actual_decrease_is_that_of_f_decay_and_penalty(metric, R):
         return (A @ x.flatten() - b).square().sum() / 50
 
     p = nn.Parameter(x0.clone())
-    options = {"momentum": 0.0, "average": False, "weight_decay": kappa, "metric": metric, "rule": Always()}
+    options = {"momentum": 0.0, "average": False, "weight_decay": w, "metric": metric, "rule": Always()}
     optimizer = SR2([p], R, sigma=sigma, **options)
     optimizer.step(lambda: f(p))
     g = torch.autograd.grad(f(z := x0.clone().requires_grad_()), z)[0]
@@ -115,16 +114,14 @@ def test_groups_may_name_their_own_and_states_keep_it():
         del group["weight_decay"]  # as a state of before this option
     optimizer.load_state_dict(saved)
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.0] * 6
-    with pytest.raises(ValueError, match="weight_decay"):
-        SR2(model, weight_decay=-1.0)
 
 
 @pytest.mark.parametrize(
     ("R", "w"),
     [
-        (None, "auto"),
-        (L0Ball(density=0.5), "auto"),
-        (KeepZeros(), "auto"),
+        (None, 0.1),
+        (L0Ball(density=0.5), 0.1),
+        (KeepZeros(), 0.1),
         (L1(1e-3), 0.0),
         (Ridge(0.1, L0Ball(k=9)), 0.0),
     ],
@@ -150,7 +147,7 @@ LEFT = [min(1.0, max(0.02, (20 - t) / 10)) for t in range(20)]
 """Of the length of a step, in a cooldown from step 10 on."""
 
 
-@pytest.mark.parametrize(("weight_decay", "share"), [("auto", 0.1 / 50), (0.003, 0.003)])
+@pytest.mark.parametrize(("weight_decay", "share"), [("auto", 0.1 / 50), ("0.003/step", 0.003)])
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}], ids=str)
 def test_the_share_falls_with_a_cooldown(options, weight_decay, share):
     model = nn.Linear(8, 4).double()
@@ -158,9 +155,19 @@ def test_the_share_falls_with_a_cooldown(options, weight_decay, share):
     assert weights_lost(optimizer, model, 20) == pytest.approx([share * left for left in LEFT], rel=1e-6)
 
 
-def test_a_number_is_the_share_of_every_step():
+def test_a_share_is_that_of_every_step_whatever_sigma_is():
     model = nn.Linear(8, 4).double()
-    assert weights_lost(SR2(model, sigma=50.0, weight_decay=0.03), model, 5) == pytest.approx([0.03] * 5, rel=1e-9)
+    optimizer = SR2(model, sigma=50.0, weight_decay="0.03/step")
+    assert weights_lost(optimizer, model, 5) == pytest.approx([0.03] * 5, rel=1e-9)
+    assert optimizer.sigma < 50.0
+
+
+@pytest.mark.parametrize("wrong", [-1.0, "0.1", "much", "2/step", "-1e-3/step", "/step", True, None], ids=str)
+def test_what_is_no_decay(wrong):
+    with pytest.raises(ValueError, match="SR2: weight_decay must be"):
+        SR2(network(), weight_decay=wrong)
+    with pytest.raises(ValueError, match="SR2: weight_decay must be"):
+        SR2([{"params": network().parameters(), "weight_decay": wrong}])
 
 
 def test_what_the_first_step_searches_for_has_no_decay():

@@ -29,7 +29,7 @@ from .moves.base import Move, Proposal
 from .moves.fused import FusedMove
 from .moves.pieces import Model
 from .parts.averaging import Averaging, Reminder, as_averaging, averaged
-from .parts.decay import Decay
+from .parts.decay import Decay, check_decay
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Rounding, Rule
@@ -91,8 +91,8 @@ class SR2(Reading, ProximalOptimizer):
             out (g - v)'s, the batch's noise (not where `objective` is given).
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             An R that couples the entries of a tensor (Nuclear, Rank) has one number per tensor, D's root mean square.
-        weight_decay: kappa, the share of itself that a weight loses per step, of tensors with two dimensions or more:
-            kappa sigma x'Dx / 2 beside f, less in a cooldown. "auto" is 0.1 x'Dx / 2 as in AdamW, 0 under a penalty.
+        weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
+            themselves per step. "5e-4/step" names that share itself. "auto" is 0.1, and 0 under a penalty.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
@@ -333,6 +333,7 @@ class SR2(Reading, ProximalOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, which may name its own `regularizer` and `weight_decay`."""
         R = param_group.get("regularizer", self.defaults["regularizer"])
+        check_decay(param_group.get("weight_decay", 0.0))
         super().add_param_group({"weight_decay": self._decay.under(R), **param_group})
         if hasattr(self, "_search"):
             self._search.entered = False  # the new tensors may start where their R is infinite

@@ -158,14 +158,11 @@ class SearchState:
         return self.steps if outcome.steps is None else outcome.steps
 
     def decay_of(self, group: Mapping[str, Any]) -> Step:
-        """w of the decay w x'Dx / 2 of a group, from sigma as that is without the cooldown."""
-        if group["weight_decay"] == 0:
-            return 0.0
-        sigma, first = self.sigma, self.memory.get("sigma_first")
-        if isinstance(group["weight_decay"], str):
-            return weight(group["weight_decay"], 1.0)  # whatever sigma is
-        if first is not None:
-            sigma = torch.where(first > 0, torch.minimum(sigma, first), sigma)
+        """w of the decay w x'Dx / 2 of a group; a share per step is one of sigma as that is without the cooldown."""
+        if not isinstance(group["weight_decay"], str):
+            return float(group["weight_decay"])
+        first = self.memory.get("sigma_first")
+        sigma = self.sigma if first is None else torch.where(first > 0, torch.minimum(self.sigma, first), self.sigma)
         return weight(group["weight_decay"], sigma if self.lr is not None else float(sigma))
 
     def counted(self, *, untested: bool) -> dict[str, int]:

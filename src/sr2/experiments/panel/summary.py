@@ -124,6 +124,8 @@ def figure(panel: Panel, path: Path, own: Sequence[str] = OWN) -> None:
         axes.plot(xs, ys, "o" if title in own else "x", label=title, ms=7 if title in own else 5)
     axes.axvline(1, color="0.7", lw=1)
     axes.set_xscale("log")
+    for formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        formatter("{x:g}")
     axes.set_yticks(range(len(panel.tasks)), panel.tasks)
     axes.invert_yaxis()
     axes.set_xlabel("error on test data / that of the best of AdamW's grid")

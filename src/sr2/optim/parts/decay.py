@@ -1,9 +1,10 @@
 """Weight decay: which w stands in w x'Dx / 2, the term beside f, with D the metric.
 
-A step takes the share w / sigma of a weight. With Adam's metric, whose steps are about 1 / sigma at most, w = 0.1 keeps
-every weight below 10 or so and hurts nobody, whatever sigma is. A share that one gives, as kappa = 5e-4, is
-w = kappa sigma: the same at every step, as in the recipes of SGD. It is stronger medicine: where sigma is large, steps
-are short, and what they can learn is lost again (a GPT was ruined by 0.04 / sqrt(t + 64), which ResNets like).
+A step takes the share w / sigma of a weight, as AdamW takes lr * weight_decay. With Adam's metric, whose steps are
+about 1 / sigma at most, w = 0.1 keeps every weight below 10 or so and hurts nobody, whatever sigma is.
+
+A share per step, kappa, is w = kappa sigma: the same at every step, as in the recipes of SGD. It is stronger medicine:
+where sigma is large, steps are short, and what they learn is lost again (0.04 / sqrt(t + 64) ruined a GPT).
 """
 
 from __future__ import annotations
@@ -12,39 +13,62 @@ from typing import NamedTuple
 
 from ...regularizers.base import Regularizer, Step, check_number
 
-AUTO = 0.1
-"""AdamW's weight decay where people train transformers; docs/defaults.md has what the panel says of it."""
+PER_STEP = "/step"
+
+
+def share(weight_decay: float | str) -> float | None:
+    """kappa of "5e-4/step"; None of a number.
+
+    >>> share("5e-4/step"), share(0.1)
+    (0.0005, None)
+    """
+    return float(weight_decay[: -len(PER_STEP)]) if isinstance(weight_decay, str) else None
 
 
 def weight(weight_decay: float | str, sigma: Step) -> Step:
-    """w of a group: that of "auto", or a share times sigma.
+    """w of a group.
 
-    >>> weight("auto", 300.0), weight(5e-4, 300.0)
+    >>> weight(0.1, 300.0), weight("5e-4/step", 300.0)
     (0.1, 0.15)
     """
-    return AUTO if isinstance(weight_decay, str) else weight_decay * sigma
+    kappa = share(weight_decay)
+    return weight_decay if kappa is None else kappa * sigma  # type: ignore[return-value]
+
+
+def check_decay(weight_decay: object) -> None:
+    """A number, or a share per step."""
+    if not isinstance(weight_decay, str):
+        check_number("SR2", "weight_decay", weight_decay, 0)
+        return
+    try:
+        kappa = share(weight_decay) if weight_decay.endswith(PER_STEP) else None
+    except ValueError:
+        kappa = None
+    if kappa is None or not 0 <= kappa < 1:
+        kinds = "a number as in AdamW, a share as '5e-4/step', or 'auto'"
+        raise ValueError(f"SR2: weight_decay must be {kinds}, and is {weight_decay!r}")
 
 
 class Decay(NamedTuple):
     """What a group has that names no `weight_decay`."""
 
-    said: float | None
-    unsaid: float | str
+    said: float | str | None
+    unsaid: float
 
     @staticmethod
-    def of(given: float | str, default: float | str) -> Decay:
-        """A share, 0 <= kappa < 1, or "auto", which is the default."""
+    def of(given: float | str, default: float) -> Decay:
+        """What was said; "auto" is the default."""
         if isinstance(given, str) and given == "auto":
             return Decay(None, default)
-        check_number("SR2", "weight_decay", given, 0, 1)
-        return Decay(float(given), default)
+        check_decay(given)
+        return Decay(given, default)
 
     def under(self, regularizer: Regularizer | None) -> float | str:
         """What was said; else the default, but nothing under a penalty: it shrinks the weights itself.
 
         >>> from sr2 import L1, L0Ball
-        >>> [Decay(None, "auto").under(R) for R in (None, L0Ball(density=0.1), L1(1e-4))]
-        ['auto', 'auto', 0.0]
+        >>> [Decay(None, 0.1).under(R) for R in (None, L0Ball(density=0.1), L1(1e-4))]
+        [0.1, 0.1, 0.0]
         """
         if self.said is not None:
             return self.said
