@@ -203,8 +203,7 @@ class SR2(Reading, ProximalOptimizer):
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
         """Of every group x, g and what makes v and D."""
         search, decays = self._search, sigma is None  # what is asked of f's curvature has no decay
-        if sigma is None:
-            sigma = search.sigma if self.capturable else float(search.sigma)
+        sigma = sigma if sigma is not None else search.sigma if self.capturable else float(search.sigma)
         step = sigma.reciprocal() if isinstance(sigma, Tensor) else 1.0 / sigma  # `/` has two launches
         parts = (step, self.metric, self.direction, self._processes)
         if self._bound is None:
