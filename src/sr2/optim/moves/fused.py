@@ -210,7 +210,8 @@ class FusedMove:
     def _put_back_unless(self, accepted: Tensor | None, learns: Tensor) -> None:
         """x where the step is not accepted, unless None is said of it, and the averages where nothing is learnt."""
         pairs = (1 if accepted is None else 0, 1 + len(self._moments.rows) // 2)
-        self._copy_if(learns if accepted is None else accepted, learns, self._pointers, wanted=0, pairs=pairs)
+        if range(*pairs):
+            self._copy_if(learns if accepted is None else accepted, learns, self._pointers, wanted=0, pairs=pairs)
         self._moments.take_if(learns)
 
     def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
