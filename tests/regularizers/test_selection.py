@@ -149,7 +149,7 @@ def test_the_kernel_is_a_stable_sort(sizes: list[int]) -> None:
 
 @pytest.mark.usefixtures("in_the_kernel")
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**CASES)
 def test_floors_in_the_kernel(sizes: list[int], levels: str, floor: float, share: float, seed: int) -> None:
     vectors, floors, k = with_floors(sizes, levels, floor, share, seed)

@@ -122,7 +122,7 @@ def test_replayed_steps_are_the_same_steps(name: str, monkeypatch: pytest.Monkey
 def test_methods_learn() -> None:
     bench = Bench(texts(), 40, TINY)
     start = bench._bits(bench.texts.validation)
-    for name in ("adamw_0.003", "sr2", "sr2_every16", "sr2_nm"):
+    for name in ("adamw_0.003", "sr2", "sr2_nm"):
         assert bench.train(gpt_methods.METHODS[name], quiet)["last"]["validation"] < start - 1, name
 
 
