@@ -283,7 +283,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             count = sum(p.numel() for p in group["params"])
             what = group["regularizer"] or "no regularizer"
-            lines.append(f"  group {number}: {len(group['params'])} tensors, {count:,} parameters, {what}")
+            decay = f", weight_decay={group['weight_decay']}" if group.get("weight_decay") else ""
+            lines.append(f"  group {number}: {len(group['params'])} tensors, {count:,} parameters, {what}{decay}")
         return "\n".join(lines) + "\n)"
 
 

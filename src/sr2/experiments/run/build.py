@@ -15,6 +15,7 @@ from ... import optim, regularizers
 from ...optim import ProximalOptimizer
 from ...optim.parts import metrics
 from ...optim.parts.rules import Ratio
+from ...optim.parts.schedules import COOLS_FROM, Cooldown
 from ...regularizers import Regularizer
 from .. import data, models
 from ..baselines import Baseline
@@ -121,7 +122,7 @@ def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:
     if share is None:
         return None
     first = max(1, round((1 - float(share)) * steps))
-    return first, max(first + 1, steps)
+    return first, max(first + 1, steps)  # of 0 from the last step on, which no step follows
 
 
 def cools_by_itself(optimizer: str) -> bool:
@@ -155,8 +156,8 @@ def checked(config: RunConfig) -> RunConfig:
     if config.option("batch_growth") is not None and config.largest_batch < config.batch:
         raise UserError(f"largest_batch must be at least the batch, {config.batch}, and is {config.largest_batch}")
     if (share := config.option("cooldown")) is not None:
-        if not isinstance(share, float) or not 0 < share <= 1:
-            raise UserError(f"cooldown must be a share of the run, as 0.2, and is {_plain(share)}")
+        if not isinstance(share, float) or not 0 <= share <= 1:
+            raise UserError(f"cooldown must be a share of the run, as 0.2, 0 for none, and is {_plain(share)}")
         for name in ("batch_growth", "epsilon"):  # with either, nobody knows the last step
             if (value := config.option(name)) is not None:
                 raise UserError(f"leave out cooldown={share:g} or {name}={_plain(value)}: they exclude each other")
@@ -188,11 +189,13 @@ def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
     }
     if "direction" not in config.options:
         chosen["momentum"] = made.momentum
+    if isinstance(made.schedule, Cooldown) and "schedule" not in config.options:  # of steps=n, where none was named
+        chosen["cooldown"] = round(1 - COOLS_FROM, 3)
     if "rule" not in config.options:
         chosen["rule"] = "none" if rule is Ratio else f"sr2.rules:{rule.__name__}"
     if "rule" not in config.options and rule is Ratio:
         chosen |= {name: getattr(made.rule, name) for name in ("eta1", "eta2", "gamma1", "gamma3")}
-    chosen = {name: value for name, value in chosen.items() if value != FIRST_DEFAULTS[name]}
+    chosen = {name: value for name, value in chosen.items() if value != FIRST_DEFAULTS.get(name)}
     return config.having(**{**chosen, **config.options})
 
 
