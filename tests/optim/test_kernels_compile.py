@@ -42,12 +42,10 @@ assert compiles(fused_kernels.decide, losses="*fp64")
 assert compiles(fused_kernels.copy_if, WANTED=0, TARGET=0, SOURCE=2, **SIZES)
 assert compiles(fused_kernels.copy_if, WANTED=1, TARGET=0, SOURCE=1, **SIZES)
 assert compiles(fused_kernels.toward, **SIZES)
-for momentum in (False, True):
-    for metric in (False, True):
-        for kind in (fused.MOVE, fused.SCORE, fused.MOVE_CHOSEN):
-            for decay in (False, True):
-                of = {"MOMENTUM": momentum, "METRIC": metric, "DECAY": decay, "PASS": kind}
-                assert compiles(fused_kernels.move, **of, **SIZES)
+for momentum, metric, decay in ((0, 0, 0), (1, 0, 0), (0, 1, 1), (1, 1, 0), (1, 1, 1)):
+    of = {"MOMENTUM": bool(momentum), "METRIC": bool(metric), "DECAY": bool(decay)}
+    for kind in (fused.MOVE, fused.SCORE, fused.MOVE_CHOSEN):
+        assert compiles(fused_kernels.move, **of, PASS=kind, **SIZES)
 for row, (shift, bits) in enumerate(selection.DIGITS):
     few = row >= selection.FULL
     assert compiles(selection_kernels.count_digits, FEW=few, SHIFT=shift, BITS=bits, RUN=selection.RUN)
