@@ -13,6 +13,7 @@ from torch import nn
 
 from ... import optim, regularizers
 from ...optim import ProximalOptimizer
+from ...optim.arguments import ELSEWHERE
 from ...optim.parts import metrics
 from ...optim.parts.rules import Ratio
 from ...optim.parts.schedules import COOLS_FROM, Cooldown
@@ -83,6 +84,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
 def check_option(optimizer: str, name: str) -> None:
     """Raise a UserError that lists the options of an optimizer, unless `name` is one of them."""
     if not registry.has_option(optimizer, name):
+        if optimizer == "sr2" and name in ELSEWHERE:
+            raise UserError(f"sr2 has no option {name}: {ELSEWHERE[name]}")
         theirs = ", ".join(registry.option_names(optimizer))
         raise UserError(f"{optimizer} has no option {name}: its options are {theirs}")
 
