@@ -325,6 +325,7 @@ def test_what_is_chosen_by_itself_is_written_out() -> None:
         "cooldown": 0.3,
     }
     assert checked(RunConfig.of(cooldown=0.0)).options["cooldown"] == 0.0
+    assert checked(RunConfig.of(cooldown="none")).options["cooldown"] == 0.0
     uncooled = make_optimizer(RunConfig.of(cooldown=0.0), nn.Linear(2, 2), steps=100)
     assert uncooled.schedule == Cooldown(100, 101)  # type: ignore[attr-defined]
     assert checked(RunConfig.of(eta2=0.9)).options == {"eta2": 0.9}  # Algorithm 1, as in the first version

@@ -158,6 +158,8 @@ def checked(config: RunConfig) -> RunConfig:
         raise UserError(f"seed must be below 2^63, and is {config.seed}")
     if config.option("batch_growth") is not None and config.largest_batch < config.batch:
         raise UserError(f"largest_batch must be at least the batch, {config.batch}, and is {config.largest_batch}")
+    if config.options.get("cooldown") == "none" and _plans(config, make_regularizer(config)):
+        config = config.having(cooldown=0.0)  # else the optimizer would have its own
     if (share := config.option("cooldown")) is not None:
         if not isinstance(share, float) or not 0 <= share <= 1:
             raise UserError(f"cooldown must be a share of the run, as 0.2, 0 for none, and is {_plain(share)}")
