@@ -225,7 +225,7 @@ OF_PROXSGD = [
 # ---- all of them
 
 OF_ALL_TYPES = [
-    ({"regularizer": MCP}, r"regularizer must be a Regularizer such as L1\(1e-4\)"),
+    ({"regularizer": MCP}, r"regularizer must be a Regularizer or None"),
     ({"regularizer": "l1"}, "'l1'"),
     ({"regularizer": 1e-3}, "0.001"),
 ]

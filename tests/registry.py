@@ -473,7 +473,7 @@ WRONG_REGULARIZERS: list[Wrong] = [
     *(Wrong(lambda p=p: Lp(1.0, p), ValueError, "p must be a number above 0 and below 1") for p in (0, 1, -1, 2.0)),
     *(Wrong(lambda g=g: MCP(1.0, g), ValueError, "gamma must be a number above 0") for g in (0, -1, inf)),
     *(Wrong(lambda a=a: SCAD(1.0, a), ValueError, "a must be a number above 2") for a in (2, 1.0, inf)),
-    Wrong(lambda: Ridge(1.0, L1), TypeError, r"regularizer must be a Regularizer such as L1\(1e-4\)"),
+    Wrong(lambda: Ridge(1.0, L1), TypeError, r"regularizer must be a Regularizer or None"),
     Wrong(lambda: Box(1.0, 0.0), ValueError, "lo <= hi"),
     Wrong(lambda: Box(float("nan"), 0.0), ValueError, "lo <= hi"),
     Wrong(lambda: Box("0", 1.0), ValueError, "must be numbers"),

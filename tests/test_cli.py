@@ -102,7 +102,7 @@ def test_options_reach_any_optimizer(
         ("--opt", "rule=own_optimizer_of_cli:nothing"): "option 'own_optimizer_of_cli:nothing' could not be imported",
         ("--eta2", "0.9", "--opt", "eta2=0.8"): "--opt 'eta2=0.8' is not an option: it is given by --eta2 too",
         ("--opt", "eta2"): "--opt 'eta2' is not an option: write each one once, as key=value",
-        ("--opt", "lr=1"): "sr2 has no option lr: its options are sigma, eta1",
+        ("--opt", "lr=1"): "sr2 has no option lr: it finds its own steps",
         ("--opt", "capturable=true"): "sr2 has no option capturable",
         ("--eta2", "high"): "eta2 must be",
     }.items():

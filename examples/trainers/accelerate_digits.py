@@ -26,7 +26,7 @@ def made(accelerator):
     loader = DataLoader(TensorDataset(images.float() / 16, labels), batch_size=128, shuffle=True, drop_last=True)
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
     model, loader = accelerator.prepare(model, loader)
-    optimizer = accelerator.prepare(SR2(model, L1(1e-3), eta2=0.9))
+    optimizer = accelerator.prepare(SR2(model, L1(1e-3)))
     return model, loader, optimizer
 
 

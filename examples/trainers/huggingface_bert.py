@@ -12,8 +12,6 @@ from transformers import BertConfig, BertForSequenceClassification, TrainingArgu
 from sr2 import L1, sparsity
 from sr2.trainers.huggingface import SR2Trainer
 
-OPTIONS = {"metric": "adam", "momentum": 0.9}  # of SR2
-
 
 def sentences(count=256, length=12, words=50):
     """Sequences of words; the label is whether word 1 comes in them."""
@@ -31,7 +29,7 @@ def bert():
 def main(folder):
     model = bert()
     settings = TrainingArguments(folder, num_train_epochs=15, per_device_train_batch_size=32, logging_steps=16)
-    trainer = SR2Trainer(model, settings, train_dataset=sentences(), regularizer=L1(1e-5), sr2=OPTIONS)
+    trainer = SR2Trainer(model, settings, train_dataset=sentences(), regularizer=L1(1e-5))
     trainer.train()
     print(f"loss {trainer.state.log_history[0]['loss']:.3f}, then {trainer.state.log_history[-2]['loss']:.3f}")
     print(f"{100 * sparsity(model).fraction:.1f} % of the weights are zero")

@@ -50,7 +50,7 @@ def main(folder):
     x, y, x_test, y_test = images[:1400].float() / 16, labels[:1400], images[1400:].float() / 16, labels[1400:]
     loader = DataLoader(TensorDataset(x, y), batch_size=128, shuffle=True, drop_last=True)
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = SR2(model, L0(3e-4), momentum=0.9, average=True)
+    optimizer = SR2(model, L0(3e-4))
     step = 0
     with SummaryWriter(folder) as writer:
         for _ in range(6):

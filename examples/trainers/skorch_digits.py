@@ -14,7 +14,7 @@ from sr2 import L1, SR2, sparsity
 
 class SparseClassifier(NeuralNetClassifier):
     def initialize_optimizer(self):
-        self.optimizer_ = SR2(self.module_, L1(1e-3), eta2=0.9)  # the module itself: its buffers are protected
+        self.optimizer_ = SR2(self.module_, L1(1e-3))  # the module itself: its buffers are protected
         return self
 
 

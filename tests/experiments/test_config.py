@@ -265,7 +265,7 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "an unknown precision": ({"precision": "fp8"}, "one of fp32, tf32, bf16"),
     "proxsgd with l0": ({"optimizer": "proxsgd", "regularizer": "l0"}, "not convex.*ProxSGD.*use SR2 or ProxGEN"),
     "an option of another": ({"optimizer": "proxsgd", "sigma": 1.0}, "no option sigma: its options are .*rho_decay"),
-    "a cooldown of no steps": ({"cooldown": 0.0}, "a share of the run, as 0.2, and is 0"),
+    "a cooldown of more than all": ({"cooldown": 1.5}, "a share of the run, as 0.2, 0 for none, and is 1.5"),
     "a cooldown of growing batches": (
         {"cooldown": 0.2, "batch_growth": 5.0},
         "cooldown=0.2 or batch_growth=5",
@@ -322,7 +322,12 @@ def test_what_is_chosen_by_itself_is_written_out() -> None:
         "average": True,
         "momentum": 0.9,
         "rule": "sr2.rules:Tolerant",
+        "cooldown": 0.3,
     }
+    assert checked(RunConfig.of(cooldown=0.0)).options["cooldown"] == 0.0
+    assert checked(RunConfig.of(cooldown="none")).options["cooldown"] == 0.0
+    uncooled = make_optimizer(RunConfig.of(cooldown=0.0), nn.Linear(2, 2), steps=100)
+    assert uncooled.schedule == Cooldown(100, 101)  # type: ignore[attr-defined]
     assert checked(RunConfig.of(eta2=0.9)).options == {"eta2": 0.9}  # Algorithm 1, as in the first version
     assert checked(RunConfig.of(rule="sr2.rules:Ratio")).options == {"rule": "sr2.rules:Ratio"}
 

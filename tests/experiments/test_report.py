@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,6 +117,16 @@ def test_the_page_says_where_runs_come_from_and_which_are_unfinished(page: Path)
     assert "sr2 train --epochs 20 --lam 0.0001 --optimizer proxgen" in text
     for fact in ("0123abc", "2.13.0", "a made-up CPU", "stationarity", "0.0015"):
         assert fact in text
+
+
+def test_of_equal_budgets_the_headline_names_the_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"SGD": (98.98, 0.0), "GMP": (98.15, 94.08), "SR2": (98.80, 94.08 - 1e-9), "L1": (95.0, 99.0)}
+    score = SimpleNamespace(unit="%", name="accuracy", text=lambda value: f"{value:.2f} %")
+    monkeypatch.setattr(report, "_mean", lambda group, key: figures[group.label][key == "zero_pct"])
+    groups: Any = [SimpleNamespace(config=RunConfig(), finished=True, score=score, label=name) for name in figures]
+    (line,) = report._highlights(groups)
+    assert "most accurate SGD, 98.98 %" in line
+    assert "sparsest within one point of it SR2, 98.80 % with 94.1 % zeros" in line
 
 
 def test_the_command_makes_the_run_again(monkeypatch: pytest.MonkeyPatch) -> None:

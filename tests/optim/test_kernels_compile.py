@@ -54,17 +54,15 @@ assert compiles(fused_kernels.decide, losses="*fp64")
 assert wide_accesses(fused_kernels.copy_if, WANTED=0, FIRST=0, END=3, **SIZES) == (3, 3)
 assert wide_accesses(fused_kernels.copy_if, WANTED=1, FIRST=0, END=1, **SIZES) == (1, 1)
 assert wide_accesses(fused_kernels.toward, **SIZES) == (2, 1)
-for momentum in (False, True):
-    for metric in (False, True):
-        for kind in (fused.MOVE, fused.SCORE, fused.MOVE_CHOSEN):
-            for decay in (False, True):
-                of = {"MOMENTUM": momentum, "METRIC": metric, "DECAY": decay, "PASS": kind, "KEEPS": not decay}
-                read = 2 + momentum + metric  # x, g, m, q
-                written = 2 * (momentum + metric) + 1 + of["KEEPS"]  # m, q and what they were, x and what it was
-                if kind == fused.SCORE:  # where scores lie, which are all it writes, only a launch tells
-                    written = 0
-                found = wide_accesses(fused_kernels.move, **of, **SIZES)
-                assert found == (read, written), (of, found)
+for momentum, metric, decay in ((0, 0, 0), (1, 0, 0), (0, 1, 1), (1, 1, 0), (1, 1, 1)):
+    for kind in (fused.MOVE, fused.SCORE, fused.MOVE_CHOSEN):
+        of = {"MOMENTUM": bool(momentum), "METRIC": bool(metric), "DECAY": bool(decay), "PASS": kind}
+        read = 2 + momentum + metric  # x, g, m, q
+        written = 2 * (momentum + metric) + 1 + (not decay)  # m, q and what they were, x and what it was
+        if kind == fused.SCORE:  # where scores lie, which are all it writes, only a launch tells
+            written = 0
+        found = wide_accesses(fused_kernels.move, **of, KEEPS=not decay, **SIZES)
+        assert found == (read, written), (of, found)
 for row, (shift, bits) in enumerate(selection.DIGITS):
     few = row >= selection.FULL
     assert compiles(selection_kernels.count_digits, FEW=few, SHIFT=shift, BITS=bits, RUN=selection.RUN)

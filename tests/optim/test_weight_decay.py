@@ -42,17 +42,21 @@ def train(model, optimizer, dtype=torch.float64, steps=40):
     return [p.detach().clone() for p in model.parameters()]
 
 
+def trained_by_torch(model, optimizer):
+    for x, y in batches(torch.float64):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.parameters()
+
+
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}, {"compile": True}], ids=str)
 def test_at_a_constant_sigma_it_is_adamw(options):
     mine, theirs = network(), network()
     ours = train(mine, SR2(mine, sigma=100.0, rule=Always(), weight_decay=0.3, average=False, **options))
     weights, rest = parted(theirs)
     torch_s = torch.optim.AdamW([{"params": weights, "weight_decay": 0.3}, {"params": rest}], lr=1e-2, weight_decay=0)
-    for x, y in batches(torch.float64):
-        torch_s.zero_grad()
-        F.cross_entropy(theirs(x), y).backward()
-        torch_s.step()
-    for a, b in zip(ours, theirs.parameters(), strict=True):
+    for a, b in zip(ours, trained_by_torch(theirs, torch_s), strict=True):
         torch.testing.assert_close(a, b.detach(), rtol=0, atol=1e-10)
 
 
@@ -62,11 +66,7 @@ def test_without_a_metric_it_is_the_gradient_of_half_the_square():
     ours = train(mine, SR2(mine, sigma=5.0, rule=Always(), **options))
     weights, rest = parted(theirs)
     sgd = torch.optim.SGD([{"params": weights, "weight_decay": 0.1}, {"params": rest}], lr=0.2)
-    for x, y in batches(torch.float64):
-        sgd.zero_grad()
-        F.cross_entropy(theirs(x), y).backward()
-        sgd.step()
-    for a, b in zip(ours, theirs.parameters(), strict=True):
+    for a, b in zip(ours, trained_by_torch(theirs, sgd), strict=True):
         torch.testing.assert_close(a, b.detach(), rtol=0, atol=1e-12)
 
 
@@ -179,3 +179,16 @@ def test_what_the_first_step_searches_for_has_no_decay():
         return optimizer.sigma
 
     assert sigma() == sigma(weight_decay=0.0) == sigma(weight_decay=0.5)
+
+
+def test_one_that_is_written_into_a_group():
+    model = network()
+    optimizer = SR2([{"params": model.parameters(), "weight_decay": "auto"}], sigma=10.0)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+    optimizer.param_groups[0]["weight_decay"] = "much"
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"SR2: weight_decay must be .* and is 'much'"):
+        train(model, optimizer, steps=1)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    optimizer.param_groups[0]["weight_decay"] = 1  # an int, as a scheduler of one's own may write
+    train(model, optimizer, steps=1)

@@ -20,7 +20,8 @@ from .run.options import described, parameters, parse, parse_pairs
 Config = TypeVar("Config", bound=Settings)
 
 _OF_THE_RUN = {
-    "cooldown": "The share of the steps, at the end of the run, over which they are made ever shorter: 0.2.",
+    "cooldown": "The share of the steps, at the end of the run, over which they are made ever shorter: 0.2. "
+    "SR2 has 0.3 unless a constant of Algorithm 1 is named; 0 is none.",
     "batch_growth": "kappa of assumption 3; a batch that fails it is not stepped on, and the next is larger.",
 }
 """Options whose value on the command line is a number that the run makes the constructor's argument of."""

@@ -278,12 +278,17 @@ class ProximalOptimizer(torch.optim.Optimizer):
         """The options that `repr` shows, as keyword arguments."""
         return ""
 
+    def _options_of(self, group: dict[str, Any]) -> str:
+        """Those of a group."""
+        return ""
+
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__}({self._options()}"]
         for number, group in enumerate(self.param_groups):
             count = sum(p.numel() for p in group["params"])
             what = group["regularizer"] or "no regularizer"
-            lines.append(f"  group {number}: {len(group['params'])} tensors, {count:,} parameters, {what}")
+            words = f"{len(group['params'])} tensors, {count:,} parameters, {what}{self._options_of(group)}"
+            lines.append(f"  group {number}: {words}")
         return "\n".join(lines) + "\n)"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from .arguments import SHOWN
 from .parts.directions import Direction
@@ -63,6 +64,10 @@ class Reading:
     def batch_size(self) -> int | None:
         """The size that `batch_growth` asks of the next batch; None without it."""
         return self._search.batch
+
+    def _options_of(self, group: dict[str, Any]) -> str:
+        decays = group["weight_decay"] and any(p.dim() > 1 for p in group["params"])
+        return f", weight_decay={group['weight_decay']}" if decays else ""
 
     def _options(self) -> str:
         sigma = f"{self.sigma:g}" if self._search.sigma_known else "auto"

@@ -29,7 +29,7 @@ from .moves.base import Move, Proposal
 from .moves.fused import FusedMove
 from .moves.pieces import Model
 from .parts.averaging import Averaging, Reminder, as_averaging, averaged
-from .parts.decay import Decay, check_decay
+from .parts.decay import Decay
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Rounding, Rule
@@ -331,9 +331,8 @@ class SR2(Reading, ProximalOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, which may name its own `regularizer` and `weight_decay`."""
-        R = param_group.get("regularizer", self.defaults["regularizer"])
-        check_decay(param_group.get("weight_decay", 0.0))
-        super().add_param_group({"weight_decay": self._decay.under(R), **param_group})
+        decay = self._decay.of_group(param_group, self.defaults["regularizer"])
+        super().add_param_group({**param_group, "weight_decay": decay})
         if hasattr(self, "_search"):
             self._search.entered = False  # the new tensors may start where their R is infinite
 

@@ -159,8 +159,8 @@ class SearchState:
 
     def decay_of(self, group: Mapping[str, Any]) -> Step:
         """w of the decay w x'Dx / 2 of a group; a share per step is one of sigma as that is without the cooldown."""
-        if not isinstance(group["weight_decay"], str):
-            return float(group["weight_decay"])
+        if isinstance(group["weight_decay"], float):
+            return group["weight_decay"]
         first = self.memory.get("sigma_first")
         sigma = self.sigma if first is None else torch.where(first > 0, torch.minimum(self.sigma, first), self.sigma)
         return weight(group["weight_decay"], sigma if self.lr is not None else float(sigma))

@@ -208,8 +208,8 @@ def check_regularizer(regularizer: object) -> None:
     """A Regularizer object or None; a class, a string or a number is a mistake worth naming."""
     if regularizer is not None and not isinstance(regularizer, Regularizer):
         raise TypeError(
-            f"regularizer must be a Regularizer such as L1(1e-4), or None, and is {shown(regularizer)}: "
-            "write one by subclassing sr2.regularizers.Regularizer"
+            f"regularizer must be a Regularizer or None, and is {shown(regularizer)}: give an object, as sr2.L1(1e-4), "
+            "sr2.L0Ball(density=0.05), or one of a subclass of sr2.regularizers.Regularizer"
         )
 
 

@@ -112,7 +112,8 @@ def _highlights(groups: Sequence[Group]) -> list[str]:
         best_words, near_words = ("most accurate", "one point") if percent else (f"best {score.name}", "0.01")
         found = [(_mean(g, score.name), _mean(g, "zero_pct"), g.label) for g in here]
         best = max(found)
-        near = max((one for one in found if one[0] >= best[0] - (1 if percent else 0.01)), key=lambda one: one[1])
+        close = [one for one in found if one[0] >= best[0] - (1 if percent else 0.01)]
+        near = max(close, key=lambda one: (round(one[1], 2), one[0]))  # of equal budgets the better one
         words = [
             f"{_text(label).replace('-', '‑')}, {score.text(value)} with {zeros:.1f} % zeros"
             for value, zeros, label in (best, near)

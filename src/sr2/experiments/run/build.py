@@ -13,8 +13,10 @@ from torch import nn
 
 from ... import optim, regularizers
 from ...optim import ProximalOptimizer
+from ...optim.arguments import ELSEWHERE
 from ...optim.parts import metrics
 from ...optim.parts.rules import Ratio
+from ...optim.parts.schedules import COOLS_FROM, Cooldown
 from ...regularizers import Regularizer
 from .. import data, models
 from ..baselines import Baseline
@@ -82,6 +84,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
 def check_option(optimizer: str, name: str) -> None:
     """Raise a UserError that lists the options of an optimizer, unless `name` is one of them."""
     if not registry.has_option(optimizer, name):
+        if optimizer == "sr2" and name in ELSEWHERE:
+            raise UserError(f"sr2 has no option {name}: {ELSEWHERE[name]}")
         theirs = ", ".join(registry.option_names(optimizer))
         raise UserError(f"{optimizer} has no option {name}: its options are {theirs}")
 
@@ -121,7 +125,7 @@ def cooldown_steps(config: RunConfig, steps: int) -> tuple[int, int] | None:
     if share is None:
         return None
     first = max(1, round((1 - float(share)) * steps))
-    return first, max(first + 1, steps)
+    return first, max(first + 1, steps)  # of 0 from the last step on, which no step follows
 
 
 def cools_by_itself(optimizer: str) -> bool:
@@ -154,9 +158,11 @@ def checked(config: RunConfig) -> RunConfig:
         raise UserError(f"seed must be below 2^63, and is {config.seed}")
     if config.option("batch_growth") is not None and config.largest_batch < config.batch:
         raise UserError(f"largest_batch must be at least the batch, {config.batch}, and is {config.largest_batch}")
+    if config.options.get("cooldown") == "none" and _plans(config, make_regularizer(config)):
+        config = config.having(cooldown=0.0)  # else the optimizer would have its own
     if (share := config.option("cooldown")) is not None:
-        if not isinstance(share, float) or not 0 < share <= 1:
-            raise UserError(f"cooldown must be a share of the run, as 0.2, and is {_plain(share)}")
+        if not isinstance(share, float) or not 0 <= share <= 1:
+            raise UserError(f"cooldown must be a share of the run, as 0.2, 0 for none, and is {_plain(share)}")
         for name in ("batch_growth", "epsilon"):  # with either, nobody knows the last step
             if (value := config.option(name)) is not None:
                 raise UserError(f"leave out cooldown={share:g} or {name}={_plain(value)}: they exclude each other")
@@ -188,11 +194,13 @@ def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
     }
     if "direction" not in config.options:
         chosen["momentum"] = made.momentum
+    if isinstance(made.schedule, Cooldown) and "schedule" not in config.options:  # of steps=n, where none was named
+        chosen["cooldown"] = round(1 - COOLS_FROM, 3)
     if "rule" not in config.options:
         chosen["rule"] = "none" if rule is Ratio else f"sr2.rules:{rule.__name__}"
     if "rule" not in config.options and rule is Ratio:
         chosen |= {name: getattr(made.rule, name) for name in ("eta1", "eta2", "gamma1", "gamma3")}
-    chosen = {name: value for name, value in chosen.items() if value != FIRST_DEFAULTS[name]}
+    chosen = {name: value for name, value in chosen.items() if value != FIRST_DEFAULTS.get(name)}
     return config.having(**{**chosen, **config.options})
 
 

@@ -40,7 +40,7 @@ class Settings:
     hold_out: int = setting(
         0, "So many training examples are not trained on and take the test examples' place: for choices."
     )
-    ridge: float = setting(0.0, "lambda / 2 |x|^2 beside the regularizer, as weight decay.")
+    ridge: float = setting(0.0, "lambda / 2 |x|^2 beside the regularizer: a part of F, which --weight-decay is not.")
     options: Mapping[str, Value] = field(default_factory=dict)
     """Of the optimizer; one that is not here stays at the optimizer's own default, and "none" is None."""
     largest_batch: int = setting(4096, "With batch_growth: the largest batch.")

@@ -9,7 +9,8 @@ where sigma is large, steps are short, and what they learn is lost again (0.04 /
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ...regularizers.base import Regularizer, Step, check_number
 
@@ -17,12 +18,23 @@ PER_STEP = "/step"
 
 
 def share(weight_decay: float | str) -> float | None:
-    """kappa of "5e-4/step"; None of a number.
+    """kappa of "5e-4/step"; None of a number. What is neither is an error: a user may write it into a group.
 
     >>> share("5e-4/step"), share(0.1)
     (0.0005, None)
     """
-    return float(weight_decay[: -len(PER_STEP)]) if isinstance(weight_decay, str) else None
+    if not isinstance(weight_decay, str):
+        check_number("SR2", "weight_decay", weight_decay, 0)
+        return None
+    number, per_step, rest = weight_decay.partition(PER_STEP)
+    try:
+        kappa = float(number) if per_step and not rest else -1.0
+    except ValueError:
+        kappa = -1.0
+    if not 0 <= kappa < 1:
+        kinds = "a number as in AdamW, a share as '5e-4/step', or 'auto'"
+        raise ValueError(f"SR2: weight_decay must be {kinds}, and is {weight_decay!r}")
+    return kappa
 
 
 def weight(weight_decay: float | str, sigma: Step) -> Step:
@@ -33,20 +45,6 @@ def weight(weight_decay: float | str, sigma: Step) -> Step:
     """
     kappa = share(weight_decay)
     return weight_decay if kappa is None else kappa * sigma  # type: ignore[return-value]
-
-
-def check_decay(weight_decay: object) -> None:
-    """A number, or a share per step."""
-    if not isinstance(weight_decay, str):
-        check_number("SR2", "weight_decay", weight_decay, 0)
-        return
-    try:
-        kappa = share(weight_decay) if weight_decay.endswith(PER_STEP) else None
-    except ValueError:
-        kappa = None
-    if kappa is None or not 0 <= kappa < 1:
-        kinds = "a number as in AdamW, a share as '5e-4/step', or 'auto'"
-        raise ValueError(f"SR2: weight_decay must be {kinds}, and is {weight_decay!r}")
 
 
 class Decay(NamedTuple):
@@ -60,7 +58,7 @@ class Decay(NamedTuple):
         """What was said; "auto" is the default."""
         if isinstance(given, str) and given == "auto":
             return Decay(None, default)
-        check_decay(given)
+        share(given)  # or an error
         return Decay(given, default)
 
     def under(self, regularizer: Regularizer | None) -> float | str:
@@ -73,3 +71,8 @@ class Decay(NamedTuple):
         if self.said is not None:
             return self.said
         return self.unsaid if regularizer is None or not regularizer.penalizes else 0.0
+
+    def of_group(self, group: Mapping[str, Any], regularizer: Regularizer | None) -> float | str:
+        """What the group names, or else what stands under its R; `regularizer` is that of groups that name none."""
+        own = Decay.of(group.get("weight_decay", "auto"), self.unsaid)
+        return (self if own.said is None else own).under(group.get("regularizer", regularizer))
