@@ -219,7 +219,7 @@ def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturab
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
 @pytest.mark.parametrize("coarse", [0.0, 0.3])
-@pytest.mark.parametrize("rule", [Ratio(7.5e-4, 0.99, 5.56, 7.0, 0.8), Tolerant(0.5), Tolerant()], ids=str)
+@pytest.mark.parametrize("rule", [Ratio(7.5e-4, 0.99, 5.56, 7.0, 0.8), Tolerant(0.5), Tolerant(usual=3.0)], ids=str)
 @pytest.mark.parametrize("trusting", [False, True])
 def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse, trusting):
     sigma_min, generator = 1.0, torch.Generator().manual_seed(0)
@@ -290,7 +290,7 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
     ],
     ids=str,
 )
-@pytest.mark.parametrize("rule", [Ratio(eta2=0.6, gamma3=0.8), Tolerant(rise=0.1, eta2=0.6)], ids=str)
+@pytest.mark.parametrize("rule", [Ratio(eta2=0.6, gamma3=0.8), Tolerant(rise=0.1, eta2=0.6, usual=29.0)], ids=str)
 def test_training_on_the_kernels_is_training(rule, regularizer, metric, momentum, autocast, monkeypatch):
     def train(capturable):
         torch.manual_seed(0)

@@ -83,7 +83,7 @@ def test_what_an_untested_step_says_of_itself():
     assert step.predicted > 0
 
 
-@pytest.mark.parametrize("rule", [Tolerant(), Ratio(eta2=0.6, gamma3=0.9)], ids=str)
+@pytest.mark.parametrize("rule", [Tolerant(), Tolerant(usual=200.0), Ratio(eta2=0.6, gamma3=0.9)], ids=str)
 @pytest.mark.parametrize("sigma", [0.1, 300.0])
 def test_all_paths_go_the_same_way(rule, sigma):
     """From a sigma that is much too small, too: steps fail, and x goes back."""

@@ -268,7 +268,7 @@ class SR2(Reading, ProximalOptimizer):
             with start.or_nothing(state) as left:
                 start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
                 if self.rule.undecided:
-                    state.chosen = self.rule.choose(start.R_0(self._penalized(), self._processes))
+                    state.chosen = self.rule.choose(*start.seen_at_x0(self._penalized(), self.metric, self._processes))
                     self._take_constants()
                 if not state.sigma_known:
                     self._estimate(closure)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..numerics import capturing, gradient_of, local
+from ..numerics import capturing, exact_sum, gradient_of, local, wide
 from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
 from .closure.losses import NO_SPARSE, Closure
@@ -196,9 +196,20 @@ def say_absurd(curvature: float, sigma: float) -> None:
         tell(f"sigma_0 came out as {sigma:.3g}, with which x hardly moves: give sigma=, or look at the first batch")
 
 
-def R_0(penalized: Penalized, together: Processes) -> float:  # noqa: N802 - the paper's notation
-    """R(x_0), from which a rule may take its constants."""
+def seen_at_x0(penalized: Penalized, metric: Metric | None, together: Processes) -> tuple[float, float]:
+    """R(x_0) and the size of the weights there, from which a rule may take its constants.
+
+    The size is the root mean square of the nonzeros of tensors of two dimensions or more. It is 0, for nothing, where a step of
+    1 / sigma is not to be compared with it: in a metric that does not make steps of that size, and under a penalty,
+    whose threshold grows with the step.
+    """
     if capturing():
-        raise RuntimeError("gamma3='auto' needs a step before a CUDA graph is captured, or give it a number")
-    values: list[Any] = [value_at(r, params, together) for r, params in penalized if r is not None and params]
-    return float(sum(values))
+        raise RuntimeError("what the rule takes from x_0 needs a step before a CUDA graph is captured")
+    R: list[Any] = [value_at(r, params, together) for r, params in penalized if r is not None and params]
+    if metric is None or not metric.normalizes or any(r is not None and r.penalizes for r, _ in penalized):
+        return float(sum(R)), 0.0
+    weights = [local(p).detach() for _, params in penalized for p in params if p.dim() > 1 and together.counts(p)]
+    sums = [torch.zeros(2, dtype=torch.float64, device="cpu")]
+    sums += [torch.stack([exact_sum(wide(x).square()).cpu(), (x != 0).sum().double().cpu()]) for x in weights]
+    square, count = together.sum(torch.stack(sums).sum(0)).tolist()
+    return float(sum(R)), math.sqrt(square / count) if count else 0.0

@@ -62,13 +62,14 @@ def on_trust(
     null = (evidence.ss == 0) & sound
     fails = capturable or not sound  # where the host sees that it does not, the rule need not be asked
     higher = rule.judge(evidence, state).sigma.clamp_min(sigma_min) if fails else state.sigma
+    lower = rule.on_trust(state.sigma).clamp_min(sigma_min)
     return Outcome(
         accepted=sound & ~null,
         null=null,
         sound=sound,
         learns=sound,
         rho=torch.full_like(evidence.ss, math.nan),
-        sigma=torch.where(sound, state.sigma, higher),
+        sigma=torch.where(sound, torch.where(null, state.sigma, lower), higher),
         evidence=evidence,
         memory={},
         tested=False,

@@ -55,9 +55,10 @@ def decide(
     gamma2 = tl.load(constants + 3)
     gamma3 = tl.load(constants + 4)
     known = tl.load(constants + 5)
-    sigma_min = tl.load(constants + 6)
-    forget = tl.load(constants + 9)
-    forgets = tl.load(constants + 10) != 0.0
+    usual = tl.load(constants + 6)
+    sigma_min = tl.load(constants + 7)
+    forget = tl.load(constants + 10)
+    forgets = tl.load(constants + 11) != 0.0
     tested = TESTED != 0
     largest = tl.load(largest_pointer, mask=HOLDS != 0, other=0.0)
 
@@ -66,14 +67,14 @@ def decide(
     actual = f - f_trial + dR
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
-    fine = tl.load(constants + 7) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
+    fine = tl.load(constants + 8) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
     size = tl.abs(f_trial)
     margin = -tl.log(tl.where(size > 1e-300, size, 1e-300))
-    coarse = tl.load(constants + 8) * size * tl.where(margin > 1.0, margin, 1.0)
+    coarse = tl.load(constants + 9) * size * tl.where(margin > 1.0, margin, 1.0)
     slack = tl.where(coarse > fine, coarse, fine)
     numerator = actual + slack
     denominator = predicted + slack
-    trusted = (loss <= tl.load(constants + 11) * largest) & (vs - vs == 0.0) & (ss - ss == 0.0)
+    trusted = (loss <= tl.load(constants + 12) * largest) & (vs - vs == 0.0) & (ss - ss == 0.0)
     sound = sound & (tested | trusted)
     finite = finite & tested  # a failure on trust is to the rule a trial that is not finite
     null = (ss == 0.0) & sound
@@ -81,7 +82,9 @@ def decide(
     enters = sound & tested & (dR == float("inf")) & (f_trial - f_trial == 0.0)  # x has left R's domain, x + s is in it
     accepted = enters | (sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0))
     gains = tl.where(known < 0.0, numerator >= eta2 * denominator, actual >= eta2 * predicted)  # `Ratio`, or `Tolerant`
-    very = accepted & tested & (enters == 0) & gains & (predicted > known * fine)
+    warming = sigma > usual
+    very = accepted & tested & (enters == 0) & (gains | warming) & (predicted > known * fine)
+    very = very | (accepted & (tested == 0) & warming)  # `Rule.on_trust`
     rejected = sound & (accepted == 0) & (null == 0)
     lower = gamma3 * sigma
     lower = tl.where(lower > sigma_min, lower, sigma_min)

@@ -29,12 +29,16 @@ class Metric(ABC):
 
     entrywise: ClassVar[bool] = False
     """Whether each entry of D needs that entry of x and g alone: a process may then work on its part of a tensor."""
+    normalizes: ClassVar[bool] = False
+    """Whether D is the usual size of a gradient, so that steps are about 1 / sigma."""
 
     def __init_subclass__(cls, **arguments: object) -> None:
         """A subclass with a diagonal of its own is not Adam's, whatever its parent is: no kernel computes it."""
         super().__init_subclass__(**arguments)
         if "update" in cls.__dict__ and "entrywise" not in cls.__dict__:
             cls.entrywise = False
+        if "update" in cls.__dict__ and "normalizes" not in cls.__dict__:
+            cls.normalizes = False
         if "update" in cls.__dict__ and "adam" not in cls.__dict__:
             cls.adam = property(lambda self: None)  # type: ignore[assignment, method-assign]
 
@@ -65,6 +69,7 @@ class Adam(Metric):
     beta: float = 0.999
     eps: float = 1e-8
     entrywise = True
+    normalizes = True
 
     def __post_init__(self) -> None:
         check_number(self, "beta", self.beta, 0, 1)
@@ -94,6 +99,7 @@ class RMSprop(Metric):
     beta: float = 0.99
     eps: float = 1e-8
     entrywise = True
+    normalizes = True
 
     def __post_init__(self) -> None:
         check_number(self, "beta", self.beta, 0, 1)

@@ -155,6 +155,8 @@ class Constants(NamedTuple):
     known: float = -1.0
     """sigma falls by what was seen, without slack, and only where the predicted decrease is more than so many times the
     rounding of the loss; -1 asks nothing, and has a slack."""
+    usual: float = math.inf
+    """A sigma above this one falls at every step that is accepted."""
 
 
 class Rule(ABC):
@@ -173,6 +175,10 @@ class Rule(ABC):
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         """The verdict on one step. Nothing is written: what a rule remembers goes into the verdict."""
 
+    def on_trust(self, sigma: Tensor) -> Tensor:
+        """sigma after a step that was kept without a test (`test_every`)."""
+        return sigma
+
     def memory(self) -> dict[str, float]:
         """What the rule remembers from step to step: names and first values. It is saved with the optimizer."""
         return {}
@@ -184,11 +190,16 @@ class Rule(ABC):
 
     @property
     def undecided(self) -> bool:
-        """Whether `choose` has something to take from R(x_0)."""
+        """Whether `choose` has something to take from x_0."""
         return False
 
-    def choose(self, R: float) -> dict[str, Any]:
-        """Constants that follow from R(x_0), by name, to be replaced in this rule; saved with the optimizer."""
+    def choose(self, R: float, size: float) -> dict[str, Any]:
+        """Constants that follow from x_0, by name, to be replaced in this rule; saved with the optimizer.
+
+        Args:
+            R: R(x_0).
+            size: the root mean square of the weights, 0 where a step of 1 / sigma is not to be compared with it.
+        """
         return {}
 
     def way_out(self, rho: float) -> str:
@@ -250,11 +261,11 @@ class Ratio(Rule):
     def undecided(self) -> bool:
         return isinstance(self.gamma3, str)
 
-    def choose(self, R: float) -> dict[str, Any]:
+    def choose(self, R: float, size: float) -> dict[str, Any]:
         return {"gamma3": gamma3_for(R)} if self.undecided else {}
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
-        eta1, eta2, gamma1, gamma2, gamma3, _ = self._numbers()
+        eta1, eta2, gamma1, gamma2, gamma3, *_ = self._numbers()
         sigma, finite = state.sigma, evidence.finite
         actual, predicted = evidence.actual + evidence.slack, evidence.predicted + evidence.slack
         usable = finite & (predicted > 0)

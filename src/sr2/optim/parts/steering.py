@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...regularizers.base import check_number
 from .rules import Constants, Evidence, Rule, Searched, Verdict
@@ -14,6 +16,8 @@ __all__ = ["Follow", "Tolerant"]
 
 KNOWN = 2.0
 """A predicted decrease of so many times its slack is more than rounding."""
+USUAL = 0.1
+"""A step of this share of the weights' size is usual: AdamW's best learning rates are near it (docs/defaults.md)."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +29,27 @@ class Tolerant(Rule):
     back, and stays in between. Momentum and metric forget a batch whose step was rejected. With rise > 0 the theorems
     about Algorithm 1 no longer hold.
 
+    While sigma > `usual` it falls at every accepted step: a warm-up. The first step, along the signs of one gradient,
+    asks for a sigma that is ten times too large in large networks; and with momentum, steps that single batches call
+    too long (rho < 0) are AdamW's best.
+
     >>> Tolerant()
-    Tolerant(rise=1.0, eta2=0.9, gamma1=1.5, gamma3=0.98)
+    Tolerant(rise=1.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto')
 
     Args:
         rise: >= 0, the rise that is accepted, as a share of the predicted decrease.
         eta2: 0 < eta2 < 1, the ratio that lowers sigma.
         gamma1: the factor above 1 by which a rejection raises sigma.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
+        usual: > 0, where the warm-up ends, inf for none; "auto" is 10 / (root mean square of the weights at x_0) where
+            steps are about 1 / sigma, in Adam's metric, and no group is penalized.
     """
 
     rise: float = 1.0
     eta2: float = 0.9
     gamma1: float = 1.5
     gamma3: float = 0.98
+    usual: float | str = "auto"
     forgets = True
 
     def __post_init__(self) -> None:
@@ -46,10 +57,23 @@ class Tolerant(Rule):
         check_number(self, "eta2", self.eta2, 0, 1, open_low=True)
         check_number(self, "gamma1", self.gamma1, 1, open_low=True)
         check_number(self, "gamma3", self.gamma3, 0, 1.0000001, open_low=True)
+        if not self.undecided and self.usual != math.inf:
+            check_number(self, "usual", self.usual, 0, open_low=True)
+
+    @property
+    def undecided(self) -> bool:
+        return self.usual == "auto"
+
+    def choose(self, R: float, size: float) -> dict[str, Any]:
+        return {"usual": 1 / (USUAL * size) if size > 0 else math.inf} if self.undecided else {}
 
     @property
     def constants(self) -> Constants | None:
-        return Constants(-self.rise, self.eta2, self.gamma1, self.gamma1, self.gamma3, KNOWN)
+        return Constants(-self.rise, self.eta2, self.gamma1, self.gamma1, self.gamma3, KNOWN, self._usual)
+
+    @property
+    def _usual(self) -> float:
+        return math.inf if isinstance(self.usual, str) else self.usual
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         sigma, slack = state.sigma, evidence.slack
@@ -58,10 +82,13 @@ class Tolerant(Rule):
         accepted = usable & (actual >= -self.rise * predicted)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
-        gains = evidence.actual >= self.eta2 * evidence.predicted
+        gains = (sigma > self._usual) | (evidence.actual >= self.eta2 * evidence.predicted)
         very = accepted & gains & (evidence.predicted > KNOWN * evidence.fine)
         sigma = torch.where(very, self.gamma3 * sigma, torch.where(accepted, sigma, self.gamma1 * sigma))
         return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
+
+    def on_trust(self, sigma: Tensor) -> Tensor:
+        return torch.where(sigma > self._usual, self.gamma3 * sigma, sigma)
 
     def way_out(self, rho: float) -> str:
         """In between sigma may rest: momentum makes good what single steps lose. Not next to the bound."""

@@ -1,0 +1,93 @@
+"""`Tolerant.usual`: above it sigma falls at every accepted step, until a step is a tenth of the weights."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sr2 import L1, NM, SR2, KeepZeros, L0Ball
+from sr2.rules import Ratio, Tolerant
+
+torch.manual_seed(0)
+X, Y = torch.randn(60, 32, 10), torch.randint(3, (60, 32))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 30), nn.Tanh(), nn.Linear(30, 3))
+
+
+def train(model, optimizer, steps=60):
+    for x, y in zip(X[:steps], Y[:steps], strict=True):
+        optimizer.step(lambda x=x, y=y: F.cross_entropy(model(x), y))
+    return optimizer
+
+
+def size(model):
+    """By numpy's own sums."""
+    weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.dim() > 1]).double().numpy()
+    return math.sqrt((weights[weights != 0] ** 2).mean())
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("test_every", [1, 4])
+def test_sigma_falls_at_every_accepted_step_and_rests_at_the_usual_one(test_every, capturable):
+    model = network()
+    usual = 10 / size(model)
+    optimizer = SR2(model, sigma=3 * usual, test_every=test_every, capturable=capturable, rule=Tolerant(eta2=0.9999))
+    train(model, optimizer, 20)
+    assert optimizer.rule.usual == pytest.approx(usual)
+    assert optimizer.counts["rejected"] == 0
+    assert optimizer.sigma == pytest.approx(3 * usual * 0.98**20)
+    train(model, optimizer)
+    assert 0.97 * usual < optimizer.sigma <= usual
+
+
+def test_a_smaller_sigma_is_left_to_rho():
+    model = network()
+    optimizer = SR2(model, sigma=5 / size(model), rule=Tolerant(eta2=0.9999))
+    first = train(model, optimizer, 1).sigma
+    assert train(model, optimizer, 20).sigma == first
+
+
+def test_zeros_do_not_count():
+    model = network()
+    with torch.no_grad():
+        model[0].weight[:, ::2] = 0
+    optimizer = train(model, SR2(model, KeepZeros()), 1)
+    assert optimizer.rule.usual == pytest.approx(10 / size(network()), rel=0.1)
+
+
+@pytest.mark.parametrize("penalty", [L0Ball(density=0.5), NM(2, 4), KeepZeros(), None], ids=str)
+def test_budgets_have_a_warm_up(penalty):
+    model = network()
+    assert math.isfinite(train(model, SR2(model, penalty, steps=60), 1).rule.usual)
+
+
+@pytest.mark.parametrize(
+    "options", [{"regularizer": L1(1e-3)}, {"metric": None}, {"metric": "adagrad"}, {"metric": "andrei"}], ids=str
+)
+def test_no_warm_up_where_a_step_is_not_to_be_compared_with_the_weights(options):
+    """Under a penalty the threshold grows with the step; and only Adam and RMSprop have steps of about 1 / sigma."""
+    model = network()
+    assert train(model, SR2(model, **options), 1).rule.usual == math.inf
+
+
+def test_it_is_saved_with_the_optimizer_and_not_chosen_again():
+    model = network()
+    optimizer = train(model, SR2(model), 5)
+    other = SR2(model)
+    other.load_state_dict(optimizer.state_dict())
+    with torch.no_grad():
+        model[0].weight.mul_(7)
+    train(model, other, 1)
+    assert other.rule == optimizer.rule
+
+
+def test_a_wrong_one_is_one_sentence():
+    with pytest.raises(ValueError, match="usual must be a number"):
+        Tolerant(usual=-1.0)
+    assert not Tolerant(usual=3.0).undecided
+    assert not Ratio(gamma3=0.8).undecided
