@@ -119,9 +119,9 @@ def test_groups_may_name_their_own_and_states_keep_it():
 @pytest.mark.parametrize(
     ("R", "w"),
     [
-        (None, 0.1),
-        (L0Ball(density=0.5), 0.1),
-        (KeepZeros(), 0.1),
+        (None, 0.3),
+        (L0Ball(density=0.5), 0.3),
+        (KeepZeros(), 0.3),
         (L1(1e-3), 0.0),
         (Ridge(0.1, L0Ball(k=9)), 0.0),
     ],
@@ -147,7 +147,7 @@ LEFT = [min(1.0, max(0.02, (20 - t) / 10)) for t in range(20)]
 """Of the length of a step, in a cooldown from step 10 on."""
 
 
-@pytest.mark.parametrize(("weight_decay", "share"), [("auto", 0.1 / 50), ("0.003/step", 0.003)])
+@pytest.mark.parametrize(("weight_decay", "share"), [("auto", 0.3 / 50), ("0.003/step", 0.003)])
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}], ids=str)
 def test_the_share_falls_with_a_cooldown(options, weight_decay, share):
     model = nn.Linear(8, 4).double()
@@ -184,7 +184,7 @@ def test_what_the_first_step_searches_for_has_no_decay():
 def test_one_that_is_written_into_a_group():
     model = network()
     optimizer = SR2([{"params": model.parameters(), "weight_decay": "auto"}], sigma=10.0)
-    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+    assert optimizer.param_groups[0]["weight_decay"] == 0.3
     optimizer.param_groups[0]["weight_decay"] = "much"
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(ValueError, match=r"SR2: weight_decay must be .* and is 'much'"):

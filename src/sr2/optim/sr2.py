@@ -34,7 +34,7 @@ from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Rounding, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
-from .parts.testing import as_testing
+from .parts.testing import LATEST, as_testing
 from .reading import Reading
 from .state import Outcome, SearchState
 from .theory.batch_growth import BatchGrowth, GradientNoise
@@ -92,7 +92,7 @@ class SR2(Reading, ProximalOptimizer):
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             An R that couples the entries of a tensor (Nuclear, Rank) has one number per tensor, D's root mean square.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
-            themselves per step. "5e-4/step" names that share itself. "auto" is 0.1, and 0 under a penalty.
+            themselves per step. "5e-4/step" names that share itself. "auto" is 0.3, and 0 under a penalty.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
@@ -102,7 +102,7 @@ class SR2(Reading, ProximalOptimizer):
         average: keep an average of the iterates too, True or an object of `sr2.averaging`, True; see `averaged`.
         test_every: k evaluates x + s only at every k-th step, the first one included. In between it is kept on trust,
             at the price of one forward and backward; where a test fails, x goes back to the last point that passed, of
-            which a copy is kept. "auto" lets k grow to 16 while nothing fails. With k > 1 no theorem is claimed.
+            which a copy is kept. "auto" lets k grow to 32 while nothing fails. With k > 1 no theorem is claimed.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the way to
             read; None takes a fused kernel on CUDA where R and direction have one, and else is True.
@@ -195,8 +195,9 @@ class SR2(Reading, ProximalOptimizer):
         if self.testing is not None:
             hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
         state.follow(self.schedule, outcome, self.param_groups)
-        if self.averaging is not None:
-            self.averaging.update(self._parameters(), self.state, state.steps_after(outcome), move.toward)
+        if self.averaging is not None and tested:  # what is kept on trust counts where it has passed a test
+            t = state.steps_after(outcome)
+            self.averaging.update(self._parameters(), self.state, t, move.toward, state.memory.get(LATEST))
         f.look(outcome, self.rule, asks=self.testing is None)
         return loss
 
@@ -301,9 +302,9 @@ class SR2(Reading, ProximalOptimizer):
         self._search.begin(sigma, self.param_groups)
 
     def _take_constants(self) -> None:
-        """The rule with the constants that it took from R(x_0)."""
-        chosen = self._search.chosen = self._search.chosen if self._given.undecided else {}
-        self.rule = replace(self._given, **chosen) if chosen else self._given
+        """The rule with the constants that it took from x_0; those of another rule, in a loaded state, are not its."""
+        chosen = {k: v for k, v in self._search.chosen.items() if self._given.undecided and hasattr(self._given, k)}
+        self._search.chosen, self.rule = chosen, replace(self._given, **chosen) if chosen else self._given
 
     # ---- for users; what they read is in reading.py
 

@@ -199,9 +199,9 @@ def say_absurd(curvature: float, sigma: float) -> None:
 def seen_at_x0(penalized: Penalized, metric: Metric | None, together: Processes) -> tuple[float, float]:
     """R(x_0) and the size of the weights there, from which a rule may take its constants.
 
-    The size is the root mean square of the nonzeros of tensors of two dimensions or more. It is 0, for nothing, where a step of
-    1 / sigma is not to be compared with it: in a metric that does not make steps of that size, and under a penalty,
-    whose threshold grows with the step.
+    The size is the root mean square of the nonzeros of tensors of two dimensions or more. It is 0, for nothing, where a
+    step of 1 / sigma is not to be compared with it: in a metric that does not make steps of that size, and under a
+    penalty, whose threshold grows with the step.
     """
     if capturing():
         raise RuntimeError("what the rule takes from x_0 needs a step before a CUDA graph is captured")

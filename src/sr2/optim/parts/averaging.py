@@ -33,12 +33,23 @@ class Averaging(ABC):
     def weight(self, t: Tensor) -> Tensor:
         """The weight of x_t in the average of x_1, ..., x_t: a 0-dim tensor, without a host read."""
 
-    def update(self, params: Sequence[Tensor], states: Mapping[Any, State], t: Tensor, toward: Toward) -> None:
+    def update(
+        self,
+        params: Sequence[Tensor],
+        states: Mapping[Any, State],
+        t: Tensor,
+        toward: Toward,
+        latest: Tensor | None = None,
+    ) -> None:
         """x_bar <- x_bar + weight (x - x_bar), in place; one buffer per tensor, which is made by the first step.
 
         Of a bfloat16 x the average is float32: a change of less than 1/256 of it would be rounded away.
 
-        toward: does it, given the averages, x and the weight, as `move_toward`.
+        Args:
+            params, states: whose average it is, and where it is.
+            t: how many steps were taken.
+            toward: does it, given the averages, x and the weight, as `move_toward`.
+            latest: the step at which x counted last, where not all do (`test_every`); x stands for those in between.
         """
         xs = [local(p) for p in params]
         for p, x in zip(params, xs, strict=True):
@@ -47,7 +58,11 @@ class Averaging(ABC):
                     raise RuntimeError("an average needs a step before a CUDA graph is captured")
                 first = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
                 states[p][NAME] = wide(first)
-        toward([states[p][NAME] for p in params], [wide(x) for x in xs], self.weight(t))
+        weight = self.weight(t)
+        if latest is not None:
+            weight = 1 - (1 - weight) ** (t - latest)
+            latest.copy_(t)
+        toward([states[p][NAME] for p in params], [wide(x) for x in xs], weight)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Weight decay: which w stands in w x'Dx / 2, the term beside f, with D the metric.
 
 A step takes the share w / sigma of a weight, as AdamW takes lr * weight_decay. With Adam's metric, whose steps are
-about 1 / sigma at most, w = 0.1 keeps every weight below 10 or so and hurts nobody, whatever sigma is.
+about 1 / sigma at most, w = 0.3 keeps every weight below 3 or so and hurts nobody, whatever sigma is.
 
 A share per step, kappa, is w = kappa sigma: the same at every step, as in the recipes of SGD. It is stronger medicine:
 where sigma is large, steps are short, and what they learn is lost again (0.04 / sqrt(t + 64) ruined a GPT).
@@ -65,8 +65,8 @@ class Decay(NamedTuple):
         """What was said; else the default, but nothing under a penalty: it shrinks the weights itself.
 
         >>> from sr2 import L1, L0Ball
-        >>> [Decay(None, 0.1).under(R) for R in (None, L0Ball(density=0.1), L1(1e-4))]
-        [0.1, 0.1, 0.0]
+        >>> [Decay(None, 0.3).under(R) for R in (None, L0Ball(density=0.1), L1(1e-4))]
+        [0.3, 0.3, 0.0]
         """
         if self.said is not None:
             return self.said

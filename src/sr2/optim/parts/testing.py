@@ -13,6 +13,8 @@ from numbers import Integral
 
 LARGEST = "largest_loss"
 """Of the points that passed a test, in the memory of a search."""
+LATEST = "latest_test"
+"""The step of the last test."""
 
 
 @dataclass
@@ -45,7 +47,7 @@ class Testing(ABC):
 
     def memory(self) -> dict[str, float]:
         """What is remembered from step to step: names and first values."""
-        return {LARGEST: 0.0}
+        return {LARGEST: 0.0, LATEST: 0.0}
 
     @abstractmethod
     def due(self, pace: Pace, failures: Callable[[], int]) -> bool:
@@ -81,7 +83,7 @@ class Auto(Testing):
         after: the tests in a row that must pass.
     """
 
-    most: int = 16
+    most: int = 32
     after: int = 20
 
     def due(self, pace: Pace, failures: Callable[[], int]) -> bool:
@@ -100,7 +102,7 @@ def as_testing(test_every: object) -> Testing | None:
     """What `test_every=` stands for; None where every step is tested.
 
     >>> as_testing(1), as_testing(16), as_testing("auto")
-    (None, Every(k=16), Auto(most=16, after=20))
+    (None, Every(k=16), Auto(most=32, after=20))
     """
     if test_every == "auto":
         return Auto()
