@@ -23,10 +23,10 @@ def test_a_first_step_that_is_too_expensive() -> None:
 
 
 def test_auto_tests_ever_fewer_steps() -> None:
-    """19 tests of single steps; the 20th and 19 more begin two steps, then 20 four, 20 eight, all others sixteen."""
+    """19 tests of single steps; the 20th and 19 more begin two steps, then 20 four, eight, sixteen, all others 32."""
     costs = Costs(tested=2.0, trusted=1.0, first=2.0, blocks=9)
-    every = itertools.chain.from_iterable([k] * (19 if k == 1 else 20) for k in (1, 2, 4, 8))
-    kinds = itertools.chain.from_iterable([2.0] + [1.0] * (k - 1) for k in itertools.chain(every, itertools.repeat(16)))
+    every = itertools.chain.from_iterable([k] * (19 if k == 1 else 20) for k in (1, 2, 4, 8, 16))
+    kinds = itertools.chain.from_iterable([2.0] + [1.0] * (k - 1) for k in itertools.chain(every, itertools.repeat(32)))
     budget = 1000.0
     expected = sum(1 for spent in itertools.takewhile(lambda spent: spent <= budget, itertools.accumulate(kinds)))
     assert costs.affordable(1000, "auto") == expected
