@@ -113,7 +113,7 @@ def test_a_rejected_test_goes_back_to_the_last_point_that_passed(capturable):
             accepted = verdict.accepted & (state.steps != 4)
             return verdict._replace(accepted=accepted, sigma=torch.where(accepted, state.sigma, 1.5 * state.sigma))
 
-    model, optimizer = train(1, test_every=4, rule=Rejects(), capturable=capturable)
+    model, optimizer = train(1, test_every=4, rule=Rejects(usual=math.inf), capturable=capturable)
     passed = [p.detach().clone() for p in model.parameters()]
     train(3, model, optimizer, first=1)
     assert not same_bits(passed, [p.detach() for p in model.parameters()])

@@ -200,13 +200,12 @@ def seen_at_x0(penalized: Penalized, metric: Metric | None, together: Processes)
     """R(x_0) and the size of the weights there, from which a rule may take its constants.
 
     The size is the root mean square of the nonzeros of tensors of two dimensions or more. It is 0, for nothing, where a
-    step of 1 / sigma is not to be compared with it: in a metric that does not make steps of that size, and under a
-    penalty, whose threshold grows with the step.
+    step of 1 / sigma is not to be compared with it, in a metric that does not make steps of that size.
     """
     if capturing():
         raise RuntimeError("what the rule takes from x_0 needs a step before a CUDA graph is captured")
     R: list[Any] = [value_at(r, params, together) for r, params in penalized if r is not None and params]
-    if metric is None or not metric.normalizes or any(r is not None and r.penalizes for r, _ in penalized):
+    if metric is None or not metric.normalizes:
         return float(sum(R)), 0.0
     weights = [local(p).detach() for _, params in penalized for p in params if p.dim() > 1 and together.counts(p)]
     sums = [torch.zeros(2, dtype=torch.float64, device="cpu")]

@@ -42,7 +42,7 @@ class Tolerant(Rule):
         gamma1: the factor above 1 by which a rejection raises sigma.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
         usual: > 0, where the warm-up ends, inf for none; "auto" is 10 / (root mean square of the weights at x_0) where
-            steps are about 1 / sigma, in Adam's metric, and no group is penalized.
+            steps are about 1 / sigma, as in Adam's metric.
     """
 
     rise: float = 1.0
