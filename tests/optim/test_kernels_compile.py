@@ -61,7 +61,7 @@ for momentum, metric, decay in ((0, 0, 0), (1, 0, 0), (0, 1, 1), (1, 1, 0), (1, 
         written = 2 * (momentum + metric) + 1 + (not decay)  # m, q and what they were, x and what it was
         if kind == fused.SCORE:  # where scores lie, which are all it writes, only a launch tells
             written = 0
-        found = wide_accesses(fused_kernels.move, **of, KEEPS=not decay, **SIZES)
+        found = wide_accesses(fused_kernels.move, **of, KEEPS=not decay, RETURNS=4.0, **SIZES)
         assert found == (read, written), (of, found)
 for row, (shift, bits) in enumerate(selection.DIGITS):
     few = row >= selection.FULL

@@ -31,6 +31,9 @@ from .pieces import Model, Piece, Way
 
 FAR = 10.0
 """A loss so many times the largest one at a point that passed a test is a failure, where a step is not tested."""
+RETURNS = 4.0
+"""Under a budget the metric is so many times as large where x is zero: an entry that was removed must be wanted four
+times as much as the one that it puts out, or a step of noise would bring it back."""
 NEEDS_A_STEP = "momentum and metrics need a step before a CUDA graph is captured"
 
 
@@ -152,6 +155,8 @@ class Proposal:
             if not self.regularizer.diagonal:
                 over_all = partial(self.together.each, counted=self.counted)
                 D = one_number(D, self.regularizer.by_tensor, over_all)
+            elif self.regularizer.strict:
+                D = [torch.where(x == 0, RETURNS * d, d) for d, x in zip(D, self.xs, strict=True)]
             self.steps = [self.step / d for d in D]
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)

@@ -22,7 +22,7 @@ from ..parts.rules import Rounding, Rule
 from ..parts.testing import LARGEST
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
-from .base import FAR, Proposal
+from .base import FAR, RETURNS, Proposal
 from .chosen import Budgets, known
 from .moments import Moments, aligned, alike, dense, laid_like
 from .pieces import Model
@@ -144,6 +144,7 @@ class FusedMove:
             DECAY=self.decays,
             PASS=kind,
             KEEPS=self._keeps,
+            RETURNS=RETURNS,
             CHUNK=CHUNK,
             BLOCK=BLOCK,
             num_warps=WARPS,

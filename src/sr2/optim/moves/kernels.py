@@ -53,6 +53,7 @@ def move(
     DECAY: tl.constexpr,
     PASS: tl.constexpr,  # MOVE, or for budgets SCORE and then MOVE_CHOSEN
     KEEPS: tl.constexpr,  # whether x is kept
+    RETURNS: tl.constexpr,  # by which D is larger under a budget where x is zero
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -135,6 +136,8 @@ def move(
                 if PASS != 1:
                     tl.store(q_pointer + entry, q, mask=inside)
                 D = tl.sqrt_rn(q * q_scale) + eps
+                if PASS != 0:
+                    D = tl.where((x == 0.0) & (slot >= 0), RETURNS * D, D)
                 length = tl.div_rn(short, tl.where(inside, D, 1.0))
                 shrink = a.to(tl.float32) * length
                 scale = 1.0 + c.to(tl.float32) * length
