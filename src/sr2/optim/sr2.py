@@ -90,7 +90,7 @@ class SR2(Reading, ProximalOptimizer):
         momentum, direction: v from g, `momentum=beta` or an object of `sr2.directions`; 0.9. With momentum rho leaves
             out (g - v)'s, the batch's noise (not where `objective` is given).
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
-            Nuclear and Rank have one number per tensor, D's root mean square; under a budget D is 4 times that at zeros.
+            Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
             themselves per step. "5e-4/step" names that share itself. "auto" is 0.3, and 0 under a penalty.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
