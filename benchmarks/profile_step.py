@@ -16,7 +16,9 @@ import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -47,14 +49,19 @@ def kind(name: str) -> str:
 
 
 def compare_with_sgd(problem: Problem, runner: CapturedRunner) -> dict[str, dict[str, float]]:
-    """Milliseconds and ratios to SGD: SR2's step without the batch, SGD's, a forward pass in training mode."""
+    """Milliseconds and ratios to plain SGD: SR2's step without the batch, SGD's, SGD's with the momentum and the decay
+    that networks are trained with, a forward pass in training mode."""
     x, y = problem.batches.make(problem.batches.plan(0)[: problem.batches.batch_size])
-    sgd = torch.optim.SGD(problem.model.parameters(), lr=1e-3, fused=True)
 
-    def step_sgd() -> None:
-        sgd.zero_grad()
-        problem.loss(x, y)[0].backward()  # type: ignore[no-untyped-call]
-        sgd.step()
+    def stepped(**options: Any) -> Callable[[], None]:
+        sgd = torch.optim.SGD(problem.model.parameters(), lr=1e-3, fused=True, **options)
+
+        def step_sgd() -> None:
+            sgd.zero_grad()
+            problem.loss(x, y)[0].backward()  # type: ignore[no-untyped-call]
+            sgd.step()
+
+        return step_sgd
 
     def forward() -> None:
         with torch.no_grad():
@@ -62,7 +69,8 @@ def compare_with_sgd(problem: Problem, runner: CapturedRunner) -> dict[str, dict
 
     optimizer = runner.view.optimizer
     sr2 = CapturedStep(optimizer, lambda: optimizer.step(lambda: problem.loss(x, y)[0]))
-    bodies = {"sgd": _graph(step_sgd), "sr2": sr2, "forward": _graph(forward)}
+    usual = _graph(stepped(momentum=0.9, nesterov=True, weight_decay=5e-4))
+    bodies = {"sgd": _graph(stepped()), "sgd with momentum": usual, "sr2": sr2, "forward": _graph(forward)}
     timings = [Timing(name) for name in bodies]
     interleave(list(bodies.values()), timings, BenchConfig(steps=32, repeats=9), problem.device)
     return {
