@@ -37,7 +37,7 @@ def test_quickstart():
 
 def test_sparsify():
     """The front of a short run: the zeros that were asked for, a score near the dense one's, and smaller files."""
-    head, *rows, last = run("sparsify.py", "--steps", "60").stdout.splitlines()
+    head, *rows, last = run("sparsify.py", "--steps", "50").stdout.splitlines()
     assert head.split() == ["accuracy", "%", "zeros", "%", "bytes", "shrunk:", "parameters", "bytes"]
     front = {
         name.strip(): [float(n) for n in numbers.replace(",", "").split()]
