@@ -84,8 +84,18 @@ def test_it_is_saved_with_the_optimizer_and_not_chosen_again():
     assert other.rule == optimizer.rule
 
 
-def test_a_wrong_one_is_one_sentence():
-    with pytest.raises(ValueError, match="usual must be a number"):
-        Tolerant(usual=-1.0)
+@pytest.mark.parametrize("wrong", [-1.0, 0, math.nan, True, None, "Auto", "10"], ids=str)
+def test_a_wrong_one_is_one_sentence(wrong):
+    with pytest.raises(ValueError, match=f"usual must be a sigma above 0.*math.inf.*'auto', and is {wrong!r}"):
+        Tolerant(usual=wrong)
+
+
+@pytest.mark.parametrize("name", ["usual", "warmup"])
+def test_where_it_belongs_is_said(name):
+    with pytest.raises(TypeError, match=r"SR2 has no .*rule=sr2.rules.Tolerant\(usual=...\)"):
+        SR2(network(), **{name: 100})
+
+
+def test_a_usual_that_is_named_is_not_chosen():
     assert not Tolerant(usual=3.0).undecided
     assert not Ratio(gamma3=0.8).undecided

@@ -32,6 +32,8 @@ ELSEWHERE = {
     "lr": "it finds its own steps; ProxGEN(model, R, lr=...) takes one",
     "betas": "give momentum=, and metric=sr2.metrics.Adam(beta=...)",
     "epochs": "give steps=epochs * len(loader)",
+    "usual": "it belongs to the rule: give rule=sr2.rules.Tolerant(usual=...)",
+    "warmup": "it has one that ends by itself; rule=sr2.rules.Tolerant(usual=...) says where",
 }
 """What other optimizers are told, and the way to it here."""
 Init = TypeVar("Init", bound=Callable[..., None])

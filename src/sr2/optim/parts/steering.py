@@ -57,8 +57,10 @@ class Tolerant(Rule):
         check_number(self, "eta2", self.eta2, 0, 1, open_low=True)
         check_number(self, "gamma1", self.gamma1, 1, open_low=True)
         check_number(self, "gamma3", self.gamma3, 0, 1.0000001, open_low=True)
-        if not self.undecided and self.usual != math.inf:
-            check_number(self, "usual", self.usual, 0, open_low=True)
+        known = isinstance(self.usual, (int, float)) and not isinstance(self.usual, bool) and self.usual > 0
+        if not self.undecided and not known:
+            kinds = "a sigma above 0, math.inf for no warm-up, or 'auto'"
+            raise ValueError(f"Tolerant: usual must be {kinds}, and is {self.usual!r}")
 
     @property
     def undecided(self) -> bool:
