@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sr2 import L0, L1, NM, SR2, KeepZeros, L0Ball
+from sr2.metrics import Adam
 from sr2.rules import Ratio, Tolerant
 
 torch.manual_seed(0)
@@ -66,7 +67,15 @@ def test_every_regularizer_has_a_warm_up(penalty):
     assert math.isfinite(train(model, SR2(model, penalty, steps=60), 1).rule.usual)
 
 
-@pytest.mark.parametrize("metric", [None, "adagrad", "andrei"])
+class Twice(Adam):
+    """A diagonal of one's own is not Adam's, whatever its parent is."""
+
+    def update(self, xs, gs, states):
+        D, news = super().update(xs, gs, states)
+        return [2 * d for d in D], news
+
+
+@pytest.mark.parametrize("metric", [None, "adagrad", "andrei", Twice()], ids=str)
 def test_no_warm_up_where_a_step_is_not_to_be_compared_with_the_weights(metric):
     """Only Adam and RMSprop have steps of about 1 / sigma."""
     model = network()
