@@ -1,6 +1,7 @@
 """Decoupled weight decay: AdamW's, on every path, and rho sees all of it."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -121,9 +122,9 @@ def test_groups_may_name_their_own_and_states_keep_it():
 @pytest.mark.parametrize(
     ("R", "w"),
     [
-        (None, 0.3),
-        (L0Ball(density=0.5), 0.3),
-        (KeepZeros(), 0.3),
+        (None, "auto"),
+        (L0Ball(density=0.5), "auto"),
+        (KeepZeros(), "auto"),
         (L1(1e-3), 0.0),
         (Ridge(0.1, L0Ball(k=9)), 0.0),
     ],
@@ -134,6 +135,66 @@ def test_a_penalty_has_none_beside_it(R, w):
     assert SR2(model, R).param_groups[0]["weight_decay"] == w
     assert SR2(model, R, **SR2.paper_defaults()).param_groups[0]["weight_decay"] == 0.0
     assert SR2(model, R, weight_decay=0.3).param_groups[0]["weight_decay"] == 0.3
+
+
+def size(model):
+    """By numpy's own sums."""
+    weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.dim() > 1]).numpy()
+    return float((weights[weights != 0] ** 2).mean() ** 0.5)
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}, {"sigma": 20.0}], ids=str)
+@pytest.mark.parametrize("R", [None, L0Ball(density=0.5)], ids=str)
+def test_by_default_it_follows_from_the_size_of_the_first_weights(R, options):
+    model = network()
+    optimizer = SR2(model, R, reach=None if R is None else (1, 30), **options)
+    expected = 0.0036 / size(model)
+    train(model, optimizer, steps=3)
+    assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(expected, rel=1e-12)
+    another = network()
+    resumed = SR2(another, R, reach=None if R is None else (1, 30), **options)
+    resumed.load_state_dict(optimizer.state_dict())
+    train(another, resumed, steps=3)
+    assert resumed.param_groups[0]["weight_decay"] == optimizer.param_groups[0]["weight_decay"]
+
+
+def test_a_group_that_comes_later_has_it_too():
+    model, late = network(), nn.Parameter(torch.full((4, 4), 0.2, dtype=torch.float64))
+    optimizer = SR2(model, sigma=10.0)
+    train(model, optimizer, steps=2)
+    first = optimizer.param_groups[0]["weight_decay"]
+    optimizer.add_param_group({"params": [late]})
+    optimizer.step(lambda: F.cross_entropy(model(X.double()), Y) + late.square().sum())
+    assert optimizer.param_groups[0]["weight_decay"] == first
+    assert 0 < optimizer.param_groups[-1]["weight_decay"] < 1
+
+
+@pytest.mark.parametrize("metric", [None, "andrei"])
+def test_there_is_none_where_sigma_is_not_in_the_unit_of_the_weights(metric):
+    model = network()
+    optimizer = SR2(model, sigma=50.0, metric=metric)
+    train(model, optimizer, steps=1)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0] * len(optimizer.param_groups)
+
+
+def test_a_start_twice_as_large_is_the_same_run():
+    """f sees the direction of each row only; sigma and the decay are in the unit of 1 / x."""
+
+    def directions(scale):
+        torch.manual_seed(3)
+        weight, last = nn.Parameter(scale * torch.randn(10, 6, dtype=torch.float64)), torch.randn(3, 10).double()
+        optimizer = SR2([weight], sigma=400.0 / scale)
+
+        def loss(x, y):
+            return F.cross_entropy(torch.tanh(x @ F.normalize(weight, eps=0).mT) @ last.mT, y)
+
+        for x, y in batches(torch.float64, 200):
+            optimizer.step(partial(loss, x, y))
+        return weight.detach() / scale, optimizer.counts
+
+    (a, counted), (b, again) = directions(1.0), directions(2.0)
+    assert counted == again
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
 def weights_lost(optimizer, model, steps):
@@ -149,7 +210,7 @@ LEFT = [min(1.0, max(0.02, (20 - t) / 10)) for t in range(20)]
 """Of the length of a step, in a cooldown from step 10 on."""
 
 
-@pytest.mark.parametrize(("weight_decay", "share"), [("auto", 0.3 / 50), ("0.003/step", 0.003)])
+@pytest.mark.parametrize(("weight_decay", "share"), [(0.3, 0.3 / 50), ("0.003/step", 0.003)])
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}], ids=str)
 def test_the_share_falls_with_a_cooldown(options, weight_decay, share):
     model = nn.Linear(8, 4).double()
@@ -186,7 +247,7 @@ def test_what_the_first_step_searches_for_has_no_decay():
 def test_one_that_is_written_into_a_group():
     model = network()
     optimizer = SR2([{"params": model.parameters(), "weight_decay": "auto"}], sigma=10.0)
-    assert optimizer.param_groups[0]["weight_decay"] == 0.3
+    assert optimizer.param_groups[0]["weight_decay"] == "auto"
     optimizer.param_groups[0]["weight_decay"] = "much"
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(ValueError, match=r"SR2: weight_decay must be .* and is 'much'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -44,7 +45,7 @@ def objective(case: RegularizerCase, zs: list[Tensor], xs: list[Tensor], steps: 
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
     layout=st.sampled_from(["contiguous", "channels_last", "transposed", "sliced"]),
     decades=st.sampled_from([0.0, 1.0, 6.0]),
-    shapes=st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3),
+    shapes=st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3).filter(lambda s: sum(map(math.prod, s)) <= 14),
 )
 def test_equals_brute_force(
     case: RegularizerCase, seed: int, dtype: torch.dtype, layout: str, decades: float, shapes: list[tuple[int, ...]]

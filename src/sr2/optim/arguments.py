@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from ..regularizers.base import check_number
+from .parts.decay import AUTO
 from .parts.directions import Direction
 from .parts.rules import Ratio, Rule
 from .parts.schedules import Schedule
@@ -59,10 +60,10 @@ class Unsaid(NamedTuple):
     momentum: Any
     average: Any
     rule: Any
-    weight_decay: float
+    weight_decay: float | str
 
 
-TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant(), weight_decay=0.3)
+TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant(), weight_decay=AUTO)
 """The library's defaults: docs/defaults.md says why, and where they lose."""
 ALGORITHM_1 = Unsaid(metric=None, momentum=0.0, average=False, rule=Ratio(), weight_decay=0.0)
 """Those of whoever names a constant of Algorithm 1, its rule, or what only its theory can say."""

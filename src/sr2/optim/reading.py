@@ -66,8 +66,10 @@ class Reading:
         return self._search.batch
 
     def _options_of(self, group: dict[str, Any]) -> str:
-        decays = group["weight_decay"] and any(p.dim() > 1 for p in group["params"])
-        return f", weight_decay={group['weight_decay']}" if decays else ""
+        decay = group["weight_decay"]
+        if not decay or all(p.dim() <= 1 for p in group["params"]):
+            return ""
+        return f", weight_decay={decay}" if isinstance(decay, str) else f", weight_decay={decay:g}"
 
     def _options(self) -> str:
         sigma = f"{self.sigma:g}" if self._search.sigma_known else "auto"

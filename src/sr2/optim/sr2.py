@@ -29,7 +29,7 @@ from .moves.base import Move, Proposal
 from .moves.fused import FusedMove
 from .moves.pieces import Model
 from .parts.averaging import Averaging, Reminder, as_averaging, averaged
-from .parts.decay import Decay
+from .parts.decay import Decay, undecided
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Rounding, Rule
@@ -92,7 +92,7 @@ class SR2(Reading, ProximalOptimizer):
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
-            themselves per step. "5e-4/step" names that share itself. "auto" is 0.3, and 0 under a penalty.
+            themselves per step, or "5e-4/step". "auto" is 0.0036 / rms of the weights at x_0, and 0 under a penalty.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
@@ -268,8 +268,9 @@ class SR2(Reading, ProximalOptimizer):
         try:
             with start.or_nothing(state) as left:
                 start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
-                if self.rule.undecided:
-                    state.chosen = self.rule.choose(*start.seen_at_x0(self._penalized(), self.metric, self._processes))
+                if self.rule.undecided or undecided(self.param_groups):
+                    seen = start.seen_at_x0(self._penalized(), self.metric, self._processes)
+                    state.chosen |= start.choose(self.rule, self.param_groups, *seen)
                     self._take_constants()
                 if not state.sigma_known:
                     self._estimate(closure)
@@ -278,9 +279,8 @@ class SR2(Reading, ProximalOptimizer):
             self._take_constants()
 
     def estimate_sigma(self, closure: Closure) -> None:
-        """Set sigma_0 now, from this closure's loss at x: on a larger batch, or on the network before it is compiled,
-        since a compiled one cannot be differentiated twice. The first step does it unless it was done.
-        """
+        """Set sigma_0 now, from this closure's loss at x, as the first step would: on a larger batch, or on the network
+        before it is compiled, since a compiled one cannot be differentiated twice."""
         self._bind()
         with torch.no_grad(), start.or_nothing(state := self._search) as left:
             state.strengthen(self.reach)
@@ -332,8 +332,7 @@ class SR2(Reading, ProximalOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, which may name its own `regularizer` and `weight_decay`."""
-        decay = self._decay.of_group(param_group, self.defaults["regularizer"])
-        super().add_param_group({**param_group, "weight_decay": decay})
+        super().add_param_group(self._decay.given_to(param_group, self.defaults["regularizer"]))
         if hasattr(self, "_search"):
             self._search.entered = False  # the new tensors may start where their R is infinite
 

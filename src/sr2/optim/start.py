@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -15,7 +15,9 @@ from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
 from .closure.losses import NO_SPARSE, Closure
 from .curvature import LARGEST, estimate_sigma0, leaves_half
+from .parts.decay import decide
 from .parts.metrics import Metric
+from .parts.rules import Rule
 from .processes import Processes, check_together, parallel
 from .state import SearchState
 
@@ -194,6 +196,12 @@ def say_absurd(curvature: float, sigma: float) -> None:
         )
     if sigma >= ABSURD:
         tell(f"sigma_0 came out as {sigma:.3g}, with which x hardly moves: give sigma=, or look at the first batch")
+
+
+def choose(rule: Rule, groups: Iterable[dict[str, Any]], R: float, size: float) -> dict[str, Any]:
+    """The rule's constants that follow from x_0, by name; and the groups get theirs."""
+    decide(groups, size)
+    return rule.choose(R, size)
 
 
 def seen_at_x0(penalized: Penalized, metric: Metric | None, together: Processes) -> tuple[float, float]:
