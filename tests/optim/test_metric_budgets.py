@@ -76,7 +76,8 @@ def test_andreis_first_steps_are_not_too_long_for_the_tolerant(R, momentum):
     optimizer = SR2(model, R, metric="andrei", momentum=momentum)
     losses = [float(optimizer.step(loss)) for _ in range(15)]
     assert optimizer.counts["accepted"] >= 12
-    assert max(losses) == losses[0]
+    assert losses[:5] == sorted(losses[:5], reverse=True)
+    assert losses[-1] < losses[0]  # in between one that tolerates rises may rise
 
 
 @pytest.mark.parametrize("R", REGULARIZERS, ids=repr)
