@@ -146,7 +146,7 @@ def test_equal_scores_are_chosen_by_order_in_every_group(levels, share, metric, 
             {"params": xs[4:], "regularizer": Ridge(0.2, L0Ball(k=6))},
         ]
         reach = None if share is None else (1, 8)
-        optimizer = SR2(groups, sigma=3.0, momentum=0.0, metric=metric, capturable=True, reach=reach)
+        optimizer = SR2(groups, sigma=3.0, momentum=0.0, metric=metric, capturable=True, reach=reach, weight_decay=0.3)
         if on_device is not None:
             optimizer._search.share.copy_(on_device)
         return xs, optimizer._proposals()
@@ -194,7 +194,7 @@ def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturab
     def steps(make):
         torch.manual_seed(0)
         xs = [nn.Parameter(torch.randn(shape)) for shape in ((5,), (40, 30), (3, 2, 1, 1))]
-        optimizer, seen, kept = SR2(xs, regularizer, sigma=3.0, momentum=beta, metric=metric), [], {}
+        optimizer, seen, kept = SR2(xs, regularizer, sigma=3.0, momentum=beta, metric=metric, weight_decay=0.3), [], {}
         for number in range(3):
             for x in xs:
                 x.grad = torch.randn_like(x)
@@ -343,7 +343,7 @@ def test_the_kernels_of_average_and_return_are_lerp_and_choice(weight):
 @torch.no_grad()
 def test_in_a_graph_of_a_step_on_trust_x_is_not_kept_and_its_averages_are(learns, monkeypatch):
     xs = [nn.Parameter(torch.randn(shape)) for shape in ((5,), (40, 30))]
-    optimizer = SR2(xs, sigma=3.0, capturable=True)
+    optimizer = SR2(xs, sigma=3.0, capturable=True, weight_decay=0.3)
     for x in xs:
         x.grad = torch.randn_like(x)
     move, seen = FusedMove(capturable=True), []

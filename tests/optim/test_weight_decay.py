@@ -253,5 +253,10 @@ def test_one_that_is_written_into_a_group():
     with pytest.raises(ValueError, match=r"SR2: weight_decay must be .* and is 'much'"):
         train(model, optimizer, steps=1)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    train(model, optimizer, steps=1)
+    optimizer.param_groups[0]["weight_decay"] = "auto"
+    with pytest.raises(ValueError, match="'auto' is what the first weights say"):
+        train(model, optimizer, steps=1)
     optimizer.param_groups[0]["weight_decay"] = 1  # an int, as a scheduler of one's own may write
     train(model, optimizer, steps=1)

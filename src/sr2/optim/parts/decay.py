@@ -49,6 +49,10 @@ def weight(weight_decay: float | str, sigma: Step) -> Step:
     >>> weight(0.1, 300.0), weight("5e-4/step", 300.0)
     (0.1, 0.15)
     """
+    if weight_decay == AUTO:
+        raise ValueError(
+            "SR2: weight_decay='auto' is what the first weights say, before the first step: name a number now"
+        )
     kappa = share(weight_decay)
     return weight_decay if kappa is None else kappa * sigma  # type: ignore[return-value]
 
