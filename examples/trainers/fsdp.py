@@ -27,7 +27,7 @@ def build(mesh):
     for layer in (model[0], model[2]):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    settings = {"metric": "adam", "momentum": 0.9, "average": True, "reach": (1, 60)}
+    settings = {"metric": "adam", "momentum": 0.9, "average": True, "reach": (1, 30)}
     return model, SR2(model, L0Ball(density=0.2), **settings)  # after fully_shard, and given the module itself
 
 
@@ -61,14 +61,14 @@ def main(folder):
     images, labels = (torch.tensor(a) for a in load_digits(return_X_y=True))
     x, y, x_test, y_test = images[:1400].float() / 16, labels[:1400], images[1400:].float() / 16, labels[1400:]
     model, optimizer = build(mesh)
-    train(model, optimizer, x, y, steps=60)
+    train(model, optimizer, x, y, steps=30)
     with optimizer.averaged():
         half_way = accuracy(model, x_test, y_test)
     save(folder, model, optimizer)
 
     model, optimizer = build(mesh)  # as a new job would
     load(folder, model, optimizer)
-    train(model, optimizer, x, y, steps=60, first=60)
+    train(model, optimizer, x, y, steps=30, first=30)
     zeros, sigma = sparsity(model), optimizer.sigma  # exchanged between the processes, so asked for by all of them
     with optimizer.averaged():
         share = accuracy(model, x_test, y_test)

@@ -91,7 +91,7 @@ def test_fsdp_on_two_processes(tmp_path):
     assert "Warning" not in done.stderr
     assert "the first of 2 processes has 48 of 96 rows and 5 of 10" in done.stdout
     assert number(r"then ([\d.]+) %", done.stdout) > 75
-    assert "steps 120" in done.stdout
+    assert "steps 60" in done.stdout
     assert number(r"0.weight .* ([\d.]+) %", done.stdout) > 70
     assert (tmp_path / ".metadata").exists()
 
