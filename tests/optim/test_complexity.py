@@ -17,7 +17,7 @@ from sr2 import L1, SR2
 EPSILONS = 0.5 * np.logspace(0, -3, 13)
 
 
-@pytest.fixture(scope="module", params=[1, 4], ids=["full batch", "batches"])
+@pytest.fixture(scope="module", params=[1, pytest.param(4, marks=pytest.mark.torture)], ids=["full batch", "batches"])
 def record(request):
     torch.set_num_threads(1)
     return run(Problem(3.0, batches=request.param), EPSILONS[-1])

@@ -11,8 +11,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
-from sr2 import L1, SR2, BatchGrowth, ProxGEN
+from sr2 import L1, SR2, BatchGrowth, L0Ball, ProxGEN
 from sr2.optim.closure.losses import loss_and_gradients
 from sr2.optim.curvature import estimate_sigma0
 from sr2.optim.theory.batch_growth import GradientNoise
@@ -31,6 +32,7 @@ def work(rank, folder):
             "warned": mistakes(rank),
             "impure": impure(rank),
             "growing": growing(rank),
+            "sharded": sharded(),
         }
         torch.save(found, f"{folder}/{rank}")
         dist.barrier()
@@ -160,6 +162,23 @@ def growing(rank):
     return {"estimate": estimate, "sizes": sizes, "weights": [p.detach() for p in model.parameters()]}
 
 
+def sharded(shard=fully_shard):
+    """FSDP2: each process has half of the rows, and all see the same batch, so that one process is the oracle."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)).double()
+    for layer in (model[0], model[2]):
+        shard(layer)
+    shard(model)
+    optimizer = SR2(model, L0Ball(density=0.5), sigma=20.0, reach=(1, 6))
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(10):
+        x, y = torch.randn(8, 6, generator=generator).double(), torch.randint(0, 3, (8,), generator=generator)
+        optimizer.step(lambda x=x, y=y: F.cross_entropy(model(x), y))
+    weights = [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in model.parameters()]
+    decays = [group["weight_decay"] for group in optimizer.param_groups]
+    return {"weights": weights, "sigma": optimizer.sigma, "counts": optimizer.counts, "decays": decays}
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
@@ -174,6 +193,19 @@ def test_a_compiled_module_and_sigma_0_are_agreed_upon(found):
     assert a["sigmas"][0] == pytest.approx(a["whole"], rel=1e-4)
     for name in a["weights"]:
         assert torch.equal(a["weights"][name], b["weights"][name]), name
+
+
+def test_parts_of_the_weights_are_the_weights(found):
+    """tests/optim/test_shards.py, of `make torture`, has all of it."""
+    a, b = (one["sharded"] for one in found)
+    alone = sharded(lambda module: module)
+    assert a["counts"] == b["counts"] == alone["counts"]
+    assert a["sigma"] == b["sigma"] == pytest.approx(alone["sigma"], rel=1e-9)
+    assert a["decays"] == b["decays"] == pytest.approx(alone["decays"], rel=1e-12)
+    for x, z, expected in zip(a["weights"], b["weights"], alone["weights"], strict=True):
+        assert torch.equal(x, z)
+        torch.testing.assert_close(x, expected, rtol=1e-8, atol=1e-10)
+        assert torch.equal(x == 0, expected == 0)
 
 
 def test_what_would_let_them_part_is_said(found):

@@ -127,7 +127,9 @@ def test_a_budget_is_chosen_between_two_launches(R, options, monkeypatch):
 
 @pytest.mark.parametrize("metric", [None, Adam()], ids=str)
 @pytest.mark.parametrize("levels", [1, 3])
-@pytest.mark.parametrize("share", [None, 0.0, 0.4, 1.0])
+@pytest.mark.parametrize(
+    "share", [None, pytest.param(0.0, marks=pytest.mark.torture), 0.4, pytest.param(1.0, marks=pytest.mark.torture)]
+)
 @torch.no_grad()
 def test_equal_scores_are_chosen_by_order_in_every_group(levels, share, metric, monkeypatch):
     """Two budgets and a group without one; what decreases is infinite, or the forced one, only where x has too much."""
@@ -181,7 +183,7 @@ def test_a_smaller_budget_that_is_given_between_steps_is_entered(fits, monkeypat
 
 
 @pytest.mark.parametrize("capturable", [False, True])
-@pytest.mark.parametrize("beta", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("beta", [0.0, pytest.param(0.3, marks=pytest.mark.torture), 0.9])
 @pytest.mark.parametrize(
     ("metric", "regularizer"),
     [(None, L1(1e-2)), *((Adam(), R) for R in REGULARIZERS), (Adam(0.4, 1e-3), ElasticNet(1e-2, 0.3))],

@@ -42,7 +42,7 @@ from sr2 import (
 from sr2.numerics import whole
 from sr2.rules import Ratio, Tolerant
 
-pytestmark = pytest.mark.torture  # two processes at once; tests/trainers runs an example of fully_shard
+pytestmark = pytest.mark.torture  # two processes at once; test_distributed.py has a few steps of it
 
 NAMED = {
     "L1": L1(3e-3),

@@ -76,6 +76,7 @@ def test_a_script_and_tensorboard(run, tmp_path):
     assert events.Scalars("loss")[-1].value < events.Scalars("loss")[0].value
 
 
+@pytest.mark.torture
 def test_fsdp_on_two_processes(tmp_path):
     """A process of its own for each, and one that starts them."""
     free = "--standalone"  # torchrun finds a port
