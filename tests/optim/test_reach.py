@@ -366,8 +366,8 @@ def test_what_steps_stands_for():
         ({"reach": (0, 5)}, "reach must have 1 <= first < last, as \\(100, 700\\), and is \\(0, 5\\)"),
         ({"reach": (5, 5)}, "1 <= first < last"),
         ({"reach": (1.0, 5)}, "reach must be its first and last step"),
-        ({"steps": 1}, "SR2: steps must be an integer of at least 2, and is 1"),
-        ({"steps": 1e3}, "SR2: steps must be an integer"),
+        ({"steps": 1}, r"SR2: steps \(epochs \* len\(loader\)\) must be an integer of at least 2, and is 1"),
+        ({"steps": 1e3}, "must be an integer of at least 2, and is 1000.0"),
         ({"steps": 100, "epsilon": 1e-3}, "leave out cooldown=\\(70, 100\\) or epsilon=0.001"),
     ],
 )

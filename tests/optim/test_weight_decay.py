@@ -1,6 +1,7 @@
 """Decoupled weight decay: AdamW's, on every path, and rho sees all of it."""
 
 import itertools
+import math
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from sr2 import L1, SR2, KeepZeros, L0Ball, Ridge
 from sr2.metrics import Adam
-from sr2.rules import Rule, Verdict
+from sr2.rules import Follow, Rule, Tolerant, Verdict
 
 X, Y = torch.randn(64, 6, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3
 
@@ -255,8 +256,42 @@ def test_one_that_is_written_into_a_group():
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     optimizer.param_groups[0]["weight_decay"] = 0.1
     train(model, optimizer, steps=1)
-    optimizer.param_groups[0]["weight_decay"] = "auto"
-    with pytest.raises(ValueError, match="'auto' is what the first weights say"):
-        train(model, optimizer, steps=1)
+    optimizer.param_groups[0]["weight_decay"] = "auto"  # of the weights as they are now
+    expected = 0.0036 / size(model)
+    train(model, optimizer, steps=1)
+    assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(expected)
     optimizer.param_groups[0]["weight_decay"] = 1  # an int, as a scheduler of one's own may write
     train(model, optimizer, steps=1)
+    for wrong in (-0.1, math.nan, math.inf):
+        optimizer.param_groups[0]["weight_decay"] = wrong
+        with pytest.raises(ValueError, match=rf"SR2: weight_decay must be .* and is {wrong}"):
+            train(model, optimizer, steps=1)
+
+
+@pytest.mark.parametrize("rule", [Tolerant(usual=100.0), Tolerant(), Follow()], ids=str)
+def test_auto_is_decided_after_sigma_was_estimated_apart(rule):
+    model = network()
+    optimizer, expected = SR2(model, rule=rule), 0.0036 / size(model)
+    optimizer.estimate_sigma(lambda: F.cross_entropy(model(X.double()), Y))
+    train(model, optimizer, steps=2)
+    assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "nan"])
+def test_a_first_step_that_fails_leaves_auto_undecided(raises):
+    model = network()
+    optimizer = SR2(model)
+
+    def fails():
+        if raises:
+            raise KeyError("a batch that is not there")
+        return F.cross_entropy(model(X.double()), Y) * math.nan
+
+    with pytest.raises((KeyError, FloatingPointError)):
+        optimizer.step(fails)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(100)
+    expected = 0.0036 / size(model)
+    train(model, optimizer, steps=1)
+    assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(expected)

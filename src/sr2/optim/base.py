@@ -73,6 +73,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         if isinstance(params, ParamGroups):
             self._module = params.module
         super().__init__(params, {"regularizer": regularizer, **defaults})
+        if not self._all_parameters():
+            raise ValueError(f"{type(self).__name__}: no group has a parameter: give a module that has some")
         self._forget()
 
     def _forget(self) -> None:

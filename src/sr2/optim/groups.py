@@ -64,6 +64,8 @@ def module_groups(module: nn.Module, regularizer: Regularizer | None, penalize: 
     """The groups of `SR2(module, R)`: every parameter ("all"), or weights only ("weights": no bias, no norm)."""
     if penalize not in ("weights", "all"):
         raise ValueError(f"penalize must be 'weights' or 'all', and is {penalize!r}")
+    if not any(True for _ in module.parameters()):
+        raise ValueError(f"{type(module).__name__} has no parameters: give a module that has some")
     norms = {id(p) for m in module.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
     chosen: list[tuple[str, nn.Parameter]] = []
     rest: list[tuple[str, nn.Parameter]] = []

@@ -29,7 +29,7 @@ from .moves.base import Move, Proposal
 from .moves.fused import FusedMove
 from .moves.pieces import Model
 from .parts.averaging import Averaging, Reminder, as_averaging, averaged
-from .parts.decay import Decay, undecided
+from .parts.decay import AUTO, Decay
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
 from .parts.rules import GAMMA3, Evidence, Rounding, Rule
@@ -92,7 +92,7 @@ class SR2(Reading, ProximalOptimizer):
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
-            themselves per step, or "5e-4/step". "auto" is 0.0036 / rms of the weights at x_0, and 0 under a penalty.
+            themselves per step; SR2 also takes "5e-4/step", and "auto": 0.0036 / rms(x_0), and 0 under a penalty.
         schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
             shorthand for `Cooldown(first, last)`.
         reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
@@ -262,13 +262,14 @@ class SR2(Reading, ProximalOptimizer):
         if self._bound != [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]:
             self._bind()
         state.strengthen(self.reach)
-        if not callable(closure) or (state.entered and state.sigma_known and not self.rule.undecided):
+        waits = self.rule.undecided or any(g["weight_decay"] == AUTO for g in self.param_groups)
+        if not callable(closure) or (state.entered and state.sigma_known and not waits):
             yield
             return
         try:
-            with start.or_nothing(state) as left:
+            with start.or_nothing(state, self.param_groups) as left:
                 start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
-                if self.rule.undecided or undecided(self.param_groups):
+                if waits:
                     seen = start.seen_at_x0(self._penalized(), self.metric, self._processes)
                     state.chosen |= start.choose(self.rule, self.param_groups, *seen)
                     self._take_constants()
@@ -282,7 +283,7 @@ class SR2(Reading, ProximalOptimizer):
         """Set sigma_0 now, from this closure's loss at x, as the first step would: on a larger batch, or on the network
         before it is compiled, since a compiled one cannot be differentiated twice."""
         self._bind()
-        with torch.no_grad(), start.or_nothing(state := self._search) as left:
+        with torch.no_grad(), start.or_nothing(state := self._search, self.param_groups) as left:
             state.strengthen(self.reach)
             start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
             self._estimate(closure, strict=True)

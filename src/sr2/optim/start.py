@@ -33,12 +33,13 @@ Left = list[tuple[Tensor, Tensor]]
 
 
 @contextmanager
-def or_nothing(state: SearchState) -> Iterator[Left]:
-    """Where a first step fails, x_0 is not left at its prox, nor sigma_0 estimated on a broken batch.
+def or_nothing(state: SearchState, groups: Sequence[dict[str, Any]]) -> Iterator[Left]:
+    """Where a first step fails, x_0 is not left at its prox, nor sigma_0 estimated nor "auto" decided on it.
 
     Gives the list for `enter_domain` to fill.
     """
     before = (state.entered, state.sigma_known, dict(state.chosen))
+    decays = [group["weight_decay"] for group in groups]
     left: Left = []
     estimates, sound = not state.sigma_known, False
     broken = None if state.entered and not estimates else state.counts.broken.clone()
@@ -52,6 +53,8 @@ def or_nothing(state: SearchState) -> Iterator[Left]:
                 for x, old in left:
                     x.copy_(old)
             state.entered, state.sigma_known, state.chosen = before
+            for group, decay in zip(groups, decays, strict=True):
+                group["weight_decay"] = decay
             if not state.sigma_known:
                 state.sigma.fill_(math.nan)
 

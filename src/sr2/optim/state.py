@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..regularizers.base import Step
 from ..telling import tell
-from .parts.decay import weight
+from .parts.decay import share
 from .parts.rules import Evidence, Verdict
 from .parts.schedules import Reach, Schedule
 from .parts.testing import LARGEST, Pace
@@ -159,11 +159,15 @@ class SearchState:
 
     def decay_of(self, group: Mapping[str, Any]) -> Step:
         """w of the decay w x'Dx / 2 of a group; a share per step is one of sigma as that is without the cooldown."""
-        if isinstance(group["weight_decay"], float):
-            return group["weight_decay"]
+        w = group["weight_decay"]
+        if isinstance(w, float) and 0 <= w < math.inf:
+            return w
+        kappa = share(w)
+        if kappa is None:
+            return float(w)
         first = self.memory.get("sigma_first")
         sigma = self.sigma if first is None else torch.where(first > 0, torch.minimum(self.sigma, first), self.sigma)
-        return weight(group["weight_decay"], sigma if self.lr is not None else float(sigma))
+        return kappa * (sigma if self.lr is not None else float(sigma))
 
     def counted(self, *, untested: bool) -> dict[str, int]:
         """The counters by name, with or without that one."""

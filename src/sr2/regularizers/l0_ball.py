@@ -62,9 +62,9 @@ class L0Ball(Budget):
             raise ValueError(f"L0Ball: k is a number of nonzeros, and is {self.k!r}: a share is density={self.k!r}")
         if self.k is not None:
             check_integer(self, "k", self.k, 0)
-        elif not is_real(self.density) or not 0 <= self.density <= 1:  # type: ignore[operator]
+        elif not is_real(self.density) or not 0 < self.density <= 1:  # type: ignore[operator]
             raise ValueError(
-                "L0Ball: density must be the share that stays, between 0 and 1, "
+                "L0Ball: density must be the share that stays, above 0 and at most 1, "
                 f"and is {shown(self.density)}: density=0.05 keeps 5 % and makes 95 % zero"
             )
         if self.groups is not None and not isinstance(self.groups, Channels):

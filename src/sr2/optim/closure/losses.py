@@ -98,7 +98,7 @@ def _check_depends(loss: object) -> None:
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise ValueError(
             f"the closure returned {_describe(loss)} that does not depend on the parameters: return the loss tensor, "
-            "undetached, or call backward() inside the closure"
+            "undetached, or call backward() inside the closure, and see that some parameter has requires_grad"
         )
 
 

@@ -12,10 +12,11 @@ where sigma is large, steps are short, and what they learn is lost again (0.04 /
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...regularizers.base import Regularizer, Step, check_number
+from ...regularizers.base import Regularizer, is_real, shown
 
 PER_STEP = "/step"
 AUTO = "auto"
@@ -29,32 +30,17 @@ def share(weight_decay: float | str) -> float | None:
     >>> share("5e-4/step"), share(0.1)
     (0.0005, None)
     """
-    if not isinstance(weight_decay, str):
-        check_number("SR2", "weight_decay", weight_decay, 0)
+    if is_real(weight_decay) and 0 <= weight_decay < math.inf:  # type: ignore[operator]
         return None
-    number, per_step, rest = weight_decay.partition(PER_STEP)
+    number, per_step, rest = weight_decay.partition(PER_STEP) if isinstance(weight_decay, str) else ("", "", "")
     try:
         kappa = float(number) if per_step and not rest else -1.0
     except ValueError:
         kappa = -1.0
     if not 0 <= kappa < 1:
-        kinds = "a number as in AdamW, a share as '5e-4/step', or 'auto'"
-        raise ValueError(f"SR2: weight_decay must be {kinds}, and is {weight_decay!r}")
+        kinds = "a finite Python number >= 0 as in AdamW, a share below 1 as '5e-4/step', or 'auto'"
+        raise ValueError(f"SR2: weight_decay must be {kinds}, and is {shown(weight_decay)}")
     return kappa
-
-
-def weight(weight_decay: float | str, sigma: Step) -> Step:
-    """w of a group.
-
-    >>> weight(0.1, 300.0), weight("5e-4/step", 300.0)
-    (0.1, 0.15)
-    """
-    if weight_decay == AUTO:
-        raise ValueError(
-            "SR2: weight_decay='auto' is what the first weights say, before the first step: name a number now"
-        )
-    kappa = share(weight_decay)
-    return weight_decay if kappa is None else kappa * sigma  # type: ignore[return-value]
 
 
 class Decay(NamedTuple):
@@ -66,7 +52,7 @@ class Decay(NamedTuple):
     @staticmethod
     def of(given: float | str, default: float | str) -> Decay:
         """What was said; "auto" is the default."""
-        if given == AUTO:
+        if isinstance(given, str) and given == AUTO:
             return Decay(None, default)
         share(given)  # or an error
         return Decay(given, default)
@@ -89,13 +75,10 @@ class Decay(NamedTuple):
         return {**group, "weight_decay": decay}
 
 
-def undecided(groups: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a group waits for the first weights."""
-    return any(group["weight_decay"] == AUTO for group in groups)
-
-
 def decide(groups: Iterable[dict[str, Any]], size: float) -> None:
-    """What "auto" is, as a number that is saved with the group; `size` 0 is of a metric that it says nothing in.
+    """What "auto" is at the step that first meets it, as a number that is saved with the group.
+
+    `size` is 0 in a metric in which it says nothing.
 
     >>> groups = [{"weight_decay": "auto"}, {"weight_decay": 0.1}]
     >>> decide(groups, 0.012)

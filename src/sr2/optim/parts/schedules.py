@@ -130,7 +130,7 @@ def planned_cooldown(given: object, steps: int | None) -> Cooldown | None:
     Cooldown(first=700, last=1000)
     """
     if steps is not None:
-        check_integer("SR2", "steps", steps, 2)
+        check_integer("SR2", "steps (epochs * len(loader))", steps, 2)
     if given is not None:
         return as_cooldown(given)
     return None if steps is None else Cooldown(max(1, round(COOLS_FROM * steps)), steps)
