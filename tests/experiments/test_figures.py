@@ -55,7 +55,7 @@ def test_seeds_are_averaged_and_numbers_that_are_not_there_left_out(tmp_path: Pa
     panel = charts.trajectory(group(runs)).plates[0].panels[0]
     assert isinstance(panel, charts.Panel)
     (line,) = panel.series
-    assert panel.title == "objective f + R (none while R = ∞)"
+    assert panel.title == "objective f + R, while R < ∞"
     assert charts.trajectory(group(runs)).plates[0].title.endswith("means over seeds")
     assert line.y[1] is None
     assert line.y[2] == pytest.approx((runs[0].metrics[2]["objective"] + runs[1].metrics[2]["objective"]) / 2)

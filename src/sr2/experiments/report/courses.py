@@ -47,7 +47,7 @@ def trajectory(groups: Sequence[Group]) -> Chart:
     def panels(members: list[Group]) -> Iterator[Panel]:
         objective, records = _pick("objective"), [record for g in members for record in g.records]
         gaps = any(not _known(objective(row)) for record in records for row in record.metrics)
-        quantities = [("objective f + R" + (" (none while R = ∞)" if gaps else ""), objective, True)]
+        quantities = [("objective f + R" + (", while R < ∞" if gaps else ""), objective, True)]
         x_axis = epochs_axis(records)
         for title, pick, log in [*quantities, *_outcomes(members[0])]:
             lines = [mean_line(g, i, partial(_course, pick)) for i, g in styled(members)]
