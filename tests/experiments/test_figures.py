@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import struct
 from pathlib import Path
 from xml.etree import ElementTree
@@ -54,6 +55,8 @@ def test_seeds_are_averaged_and_numbers_that_are_not_there_left_out(tmp_path: Pa
     panel = charts.trajectory(group(runs)).plates[0].panels[0]
     assert isinstance(panel, charts.Panel)
     (line,) = panel.series
+    assert panel.title == "objective f + R, while R < ∞"
+    assert charts.trajectory(group(runs)).plates[0].title.endswith("means over seeds")
     assert line.y[1] is None
     assert line.y[2] == pytest.approx((runs[0].metrics[2]["objective"] + runs[1].metrics[2]["objective"]) / 2)
 
@@ -100,10 +103,39 @@ def test_one_rejection_in_hundreds_has_a_mark_and_many_have_none(tmp_path: Path)
         (mark,) = [series for series in panel.series if series.kind == "point"]
         assert (mark.x, mark.notes) == ((42,), ("epoch 42: 1 of 390 rejected",))
     legend = charts.sigma(group([run])).plates[0].legend
-    assert [key.label for key in legend] == ["SR2 l1 1e-3", "epoch with a rejected step", "η₁ = 7.5e-4, η₂ = 0.99"]
+    assert [key.label for key in legend] == [
+        "SR2 l1 1e-3",
+        "epoch with a rejected step",
+        "in ρ: η₁ = 7.5e-4, η₂ = 0.99",
+    ]
     for row in run.metrics:
         row["rejected"] = 1
     assert not any(series.kind == "point" for panel in sigma_panels(run).values() for series in panel.series)
+    legend = charts.sigma(group([run])).plates[0].legend
+    assert legend[0].label == "SR2 l1 1e-3 (rejects in 100 of 100 epochs, not marked)"
+    assert "epoch with a rejected step" not in [key.label for key in legend]
+
+
+def test_a_rho_that_is_noise_is_a_median_and_the_legend_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RunConfig.of(epochs=100))
+    for row in run.metrics:
+        row.update(accepted=390, rejected=0, rho=0.5 if row["epoch"] % 5 else 300.0)
+    (line,) = [s for s in sigma_panels(run)["ρ, mean of the steps"].series if s.kind == "line"]
+    assert set(line.y) == {0.5}
+    label = charts.sigma(group([run])).plates[0].legend[0].label
+    assert label == "SR2 l1 1e-3 (ρ is noise, drawn as the median of 21 epochs)"
+
+
+def test_the_caption_of_sigma_is_that_of_the_rules_that_ran(tmp_path: Path) -> None:
+    runs = {
+        "Algorithm 1 rejects": make_run(tmp_path, RunConfig.of(epochs=3)),
+        "The rule Tolerant has no η₁": make_run(tmp_path, RunConfig.of(epochs=3, rule="sr2.rules:Tolerant")),
+        "A cooldown raises σ": make_run(tmp_path, RunConfig.of(epochs=3, rule="my:Rule", cooldown=0.2)),
+    }
+    for words, run in runs.items():
+        caption = charts.sigma(group([run])).caption
+        assert [other in caption for other in runs] == [other == words for other in runs]
+    assert all(words in charts.sigma(group(runs.values())).caption for words in runs)
 
 
 def test_rho_stands_between_the_thresholds_of_its_runs(tmp_path: Path) -> None:
@@ -125,6 +157,31 @@ def test_another_rule_has_no_thresholds(tmp_path: Path) -> None:
 def test_the_front_is_what_nothing_beats() -> None:
     points = [(0.0, 9.0), (1.0, 8.0), (0.5, 7.0), (2.0, 8.0), (3.0, 1.0), (3.0, 0.5)]
     assert charts._front(points) == [(0.0, 9.0), (2.0, 8.0), (3.0, 1.0)]
+
+
+def test_an_axis_writes_its_numbers_in_one_way() -> None:
+    assert [text for _, text in axes.logarithmic("", [9.0, 2e9]).ticks] == ["1e1", "1e3", "1e5", "1e7", "1e9"]
+    assert [text for _, text in axes.logarithmic("", [0.9, 2e4]).ticks] == ["1", "10", "100", "1000", "10000"]
+
+
+def test_layers_without_a_zero_have_no_picture(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RunConfig.of(epochs=2))
+    assert run.result is not None
+    assert charts.layers(group([run])).plates
+    for layer in run.result["layers"]:
+        layer["zeros"] = 0
+    assert charts.layers(group([run])).plates == ()
+
+
+def test_titles_stay_inside_their_panels(tmp_path: Path) -> None:
+    config = RunConfig.of(epochs=3, regularizer="l0_ball")
+    runs = [make_run(tmp_path, config.having(reg=(f"density={d}",))) for d in (0.02, 0.05, 0.1)]
+    for name, figure in figures.figures(runs).items():
+        figure.draw_without_rendering()
+        titles = [ax._left_title.get_window_extent() for ax in figure.axes]  # type: ignore[attr-defined]
+        rows = [(one, two) for one, two in itertools.pairwise(titles) if one.y0 == two.y0]
+        assert all(one.x1 < two.x0 for one, two in rows), name
+        assert all(box.x1 <= figure.bbox.x1 for box in titles), name
 
 
 def test_zeros_are_a_bar_of_their_own(tmp_path: Path) -> None:
@@ -178,8 +235,9 @@ def test_legends_are_whole_and_inside_the_figure(tmp_path: Path) -> None:
             assert not any("…" in text.get_text() for text in legend.get_texts()), name
 
 
-def test_marks_that_would_overlap_share_a_tick_and_none_is_lost() -> None:
+def test_marks_that_would_overlap_have_no_tick() -> None:
     axis = axes.marked([0.2, 0.6], [(0.95, "b"), (7.5e-4, "a"), (0.99, "c")])
-    assert [(at, text) for at, text in axis.ticks if text in "a b, c"] == [(7.5e-4, "a"), (0.99, "b, c")]
+    assert [(at, text) for at, text in axis.ticks if text in "abc"] == [(7.5e-4, "a")]
+    assert axis.ticks[-1] == (1.0, "1")
     gaps = [y - x for (x, _), (y, _) in zip(axis.ticks, axis.ticks[1:], strict=False)]
     assert min(gaps) > 0.08 * (axis.ends[1] - axis.ends[0])

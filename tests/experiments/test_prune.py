@@ -67,6 +67,19 @@ def test_statistics_are_estimated_over_the_training_batches_as_they_are_trained_
     assert not norm.training
 
 
+@pytest.mark.parametrize(("model", "norms"), [("mlp", False), ("cnn", True)])
+def test_the_table_has_batch_norm_where_the_network_has(
+    model: str, norms: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--epochs", "1", "--batch", "400", "--model", model]) == 0
+    capsys.readouterr()
+    assert main(["prune", "runs"]) == 0
+    said = capsys.readouterr().out
+    assert "1e-8" in said
+    assert ("batch-norm" in said) is norms
+
+
 def test_sr2_prune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--epochs", "1", "--batch", "400"]) == 0

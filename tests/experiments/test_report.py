@@ -119,6 +119,21 @@ def test_the_page_says_where_runs_come_from_and_which_are_unfinished(page: Path)
         assert fact in text
 
 
+def test_the_runs_say_which_weights_which_rate_and_which_seed(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, RunConfig.of(epochs=2, optimizer="adamw", lr=3e-3, seed=seed)) for seed in (0, 1)]
+    text = report.render(runs, [], [], "a report")
+    assert "accuracy %, last iterate" in text
+    assert "accuracy %, average<" not in text
+    assert ">3e-3<" in text
+    assert all(f"seed {seed}</a>" in text for seed in (0, 1))
+    for run in runs:
+        assert run.result is not None
+        run.result["average_accuracy"] = 91.23
+    text = report.render(runs, [], [], "a report")
+    assert "accuracy %, average<" in text
+    assert ">91.23<" in text
+
+
 def test_of_equal_budgets_the_headline_names_the_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"SGD": (98.98, 0.0), "GMP": (98.15, 94.08), "SR2": (98.80, 94.08 - 1e-9), "L1": (95.0, 99.0)}
     score = SimpleNamespace(unit="%", name="accuracy", text=lambda value: f"{value:.2f} %")
@@ -126,7 +141,7 @@ def test_of_equal_budgets_the_headline_names_the_better_one(monkeypatch: pytest.
     groups: Any = [SimpleNamespace(config=RunConfig(), finished=True, score=score, label=name) for name in figures]
     (line,) = report._highlights(groups)
     assert "most accurate SGD, 98.98 %" in line
-    assert "sparsest within one point of it SR2, 98.80 % with 94.1 % zeros" in line
+    assert "sparsest within one point of it SR2, 98.80 % with 94.08 % zeros" in line
 
 
 def test_the_command_makes_the_run_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,3 +163,22 @@ def test_every_method_is_named_by_what_it_is() -> None:
     known = methods.own() | methods.baselines()
     assert {"sr2", "sr2_steps", "sr2_paper", "schedulefree", "prodigy", "dog"} <= set(known)
     assert sum(name.startswith("adamw") for name in known) == 10
+
+
+def test_the_figure_has_the_spread_and_says_what_is_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_: drawn.append(figure))
+    errors = {"sr2": (0.1, 0.3), "adamw_0.001_constant": (0.1, 0.1), "dog": (1e-5,), "sr2_paper": (0.2, 0.2)}
+    records = [_record("a", method, e, seed) for method, some in errors.items() for seed, e in enumerate(some)]
+    summary.figure(summary.Panel(records), tmp_path / "panel.png")
+    (axes,) = drawn[0].axes
+    bars = {bar.get_label(): bar for bar in axes.containers}
+    point, _, (lines,) = bars["sr2"].lines  # type: ignore[union-attr]
+    assert point.get_xdata() == pytest.approx([2.0])
+    assert lines.get_segments()[0][:, 0] == pytest.approx([2 - 2**0.5, 2 + 2**0.5])
+    assert bars["DoG"].lines[0].get_xdata() == pytest.approx([0.02])  # type: ignore[union-attr]
+    heights = [float(bar.lines[0].get_ydata()[0]) for bar in bars.values() if len(bar.lines[0].get_ydata())]  # type: ignore[union-attr]
+    assert len(set(heights)) == len(heights) == 4
+    assert "errors below 0.002 count as 0.002" in axes.get_xlabel()

@@ -25,6 +25,9 @@ IN_TIME = ("sr2_time", "sr2_steps_time", "sr2_auto_time")
 FLOOR = 2e-3
 """Errors below this are equal: one wrong image of 500."""
 
+MARKS = "xs^Dv"
+"""Of the others in the figure."""
+
 Cell = list[Record]
 
 
@@ -105,30 +108,42 @@ def table(panel: Panel, own: Sequence[str] = OWN) -> str:
 
 
 def figure(panel: Panel, path: Path, own: Sequence[str] = OWN) -> None:
-    """Each method's error over that of AdamW's best, per task: left of 1 is better."""
+    """Each method's error over that of AdamW's best, per task: left of 1 is better. Bars are deviations over seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 0.5 * len(panel.tasks) + 1.5))
+    figure, axes = plt.subplots(figsize=(7, 0.85 * len(panel.tasks) + 1.7))
     titles = [t for t in columns(panel, panel.tasks[0], own) if t not in ("AdamW best of 10", "AdamW one step away")]
     for k, title in enumerate(titles):
-        xs, ys = [], []
+        xs, ys, bars = [], [], []
         for i, task in enumerate(panel.tasks):
             chosen = columns(panel, task, own)
-            error, best = panel.error(task, chosen[title]), panel.error(task, chosen["AdamW best of 10"])
-            if math.isfinite(error) and math.isfinite(best):
-                xs.append(max(FLOOR, error) / max(FLOOR, best))
-                ys.append(i + 0.08 * (k - len(titles) / 2))
-        axes.plot(xs, ys, "o" if title in own else "x", label=title, ms=7 if title in own else 5)
-    axes.axvline(1, color="0.7", lw=1)
+            numbers, best = panel.numbers(task, chosen[title], "test"), panel.error(task, chosen["AdamW best of 10"])
+            if numbers and math.isfinite(best):
+                error, spread = mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0
+                low, x, high = (max(FLOOR, e) / max(FLOOR, best) for e in (error - spread, error, error + spread))
+                xs.append(x)
+                ys.append(i + 0.8 * ((k + 0.5) / len(titles) - 0.5))  # every method has a height of its own
+                bars.append((x - low, high - x))
+        mark, size = ("o", 6) if title in own else (MARKS[k % len(MARKS)], 4)
+        axes.errorbar(
+            xs, ys, xerr=list(zip(*bars, strict=True)) or None, fmt=mark, ms=size, label=title, elinewidth=0.8
+        )
+    axes.axvline(1, color="0.7", lw=1, zorder=0)
+    for i in range(1, len(panel.tasks)):
+        axes.axhline(i - 0.5, color="0.9", lw=0.8, zorder=0)
     axes.set_xscale("log")
     for formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
         formatter("{x:g}")
     axes.set_yticks(range(len(panel.tasks)), panel.tasks)
-    axes.invert_yaxis()
-    axes.set_xlabel("error on test data / that of the best of AdamW's grid")
+    axes.set_ylim(len(panel.tasks) - 0.5, -0.5)
+    axes.set_xlabel(
+        "error on test data / that of the best of AdamW's grid: left of 1 is better\n"
+        f"bars: ± one deviation over seeds; errors below {FLOOR:g} count as {FLOOR:g}",
+        fontsize=9,
+    )
     axes.legend(fontsize=7)
     figure.tight_layout()
     drawn = io.BytesIO()

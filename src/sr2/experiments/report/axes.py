@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 from matplotlib.ticker import MaxNLocator
 
-from .groups import short
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -37,14 +35,17 @@ def linear(label: str, values: Iterable[float], *, whole: bool = False, percent:
 
 
 def marked(values: Iterable[float], marks: Sequence[tuple[float, str]]) -> Axis:
-    """A linear axis around values and marks; marks are ticks with texts of their own, and other ticks keep away."""
+    """A linear axis around values and marks; marks are ticks with texts of their own, and other ticks keep away.
+
+    Marks that are too near to one another for texts have none: their lines are drawn, and the legend has the values.
+    """
     axis = linear("", [*values, *(at for at, _ in marks)])
     near = 0.09 * (axis.ends[1] - axis.ends[0])
-    ticks: list[tuple[float, str]] = []
-    for at, text in sorted(marks):  # marks that would overlap share a tick, at the last of them
-        if ticks and at - ticks[-1][0] < near:
-            text = f"{ticks.pop()[1]}, {text}"
-        ticks.append((at, text))
+    ticks = [
+        (at, text)
+        for i, (at, text) in enumerate(marks)
+        if all(abs(at - b) >= near for b, _ in (*marks[:i], *marks[i + 1 :]))
+    ]
     ticks += [tick for tick in axis.ticks if all(abs(tick[0] - at) >= near for at, _ in ticks)]
     return replace(axis, ticks=tuple(sorted(ticks)))
 
@@ -61,9 +62,9 @@ def logarithmic(label: str, values: Iterable[float]) -> Axis:
         if len(ticks) >= 3:
             break
     every = math.ceil(len(ticks) / 6)
-    return Axis(
-        label, (10**lo, 10**hi), tuple((t, f"{t:g}" if t < 1e5 else short(t)) for t in ticks[::every]), log=True
-    )
+    shown = ticks[::every]
+    plain = shown[0] > 9e-5 and shown[-1] < 1e5  # one way of writing per axis
+    return Axis(label, (10**lo, 10**hi), tuple((t, f"{t:g}" if plain else _scientific(t)) for t in shown), log=True)
 
 
 def opening(label: str, depths: Iterable[float]) -> Axis:
@@ -112,6 +113,15 @@ def _spread(values: Iterable[float], least: float = 1e-3) -> tuple[float, float]
 
 def _texts(ticks: Iterable[float], place: Callable[[float], float] = float) -> tuple[tuple[float, str], ...]:
     return tuple((place(tick), f"{tick:g}") for tick in ticks)
+
+
+def _scientific(number: float) -> str:
+    """
+    >>> _scientific(1.0), _scientific(10.0), _scientific(2e6), _scientific(5e-5)
+    ('1', '1e1', '2e6', '5e-5')
+    """
+    k = math.floor(math.log10(number) + 1e-9)
+    return f"{number / 10.0**k:.4g}e{k}" if k else f"{number:.4g}"
 
 
 def power(k: int) -> str:

@@ -2,7 +2,8 @@
 
 Colour says the optimizer, dashes and markers the strength of the penalty, and there is one set of panels per data set,
 network and regularizer, so that a panel has few lines however many runs there are. Seeds are averaged. The figure of
-sigma is the exception: all of it is SR2's, so colours and dashes tell runs apart there.
+sigma is the exception: all of it is SR2's, so colours and dashes tell runs apart there. Those over epochs are in
+`courses.py`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from ..run.config import FIRST_DEFAULTS
 from ..run.store import RunRecord
-from ..tasks import Score
-from .axes import Axis, depth, linear, marked, opening, power
-from .groups import Group, group, penalty, short
+from .axes import Axis, depth, linear, opening, power
+from .courses import sigma, trajectory
+from .groups import Group, group, penalty
 from .plates import (
     Chart,
     Heat,
@@ -27,21 +25,14 @@ from .plates import (
     Plate,
     Series,
     colors,
-    epochs_axis,
+    mean_line,
     only_colors,
     panel_of,
     plate_of,
     plates_of,
     styled,
+    titled,
 )
-
-Pick = Callable[[dict[str, Any]], float | None]
-"""A number out of an epoch's metrics."""
-
-RUN_COLORS = ("sr2", "amber", "other")
-"""Of runs of one optimizer, where colour need not say which; none is that of another optimizer."""
-_REJECTED = 2  # the marker of a rejection, which points up: sigma rises
-_MOST_REJECTED = 30  # epochs of a run; where more of them reject, marks would hide the line that shows it
 
 
 def charts(records: Iterable[RunRecord]) -> list[Chart]:
@@ -81,7 +72,7 @@ def pareto(groups: Sequence[Group]) -> Chart:
         front.insert(0, (min(x for x, _ in every), front[0][1]))
         series.insert(0, Series("front", "", 0, "front", tuple(x for x, _ in front), tuple(y for _, y in front)))
         x_axis = opening("parameters that are zero, %", [x for x, _ in every])
-        panel = Panel(_titled(score), x_axis, axis("", [y for _, y in every]), tuple(series))
+        panel = Panel(titled(score), x_axis, axis("", [y for _, y in every]), tuple(series))
         legend = [*colors(members), *(Key(kind, "", i, "point") for i, kind in enumerate(kinds))]
         plates.append(plate_of("pareto", f"{data} {model}", [panel], [*legend, Key("front", "", 0, "front")]))
     caption = (
@@ -100,67 +91,17 @@ def pruning(groups: Sequence[Group]) -> Chart:
 
     def panels(members: list[Group]) -> Iterator[Panel]:
         score = members[0].score
-        names = {score.name: _titled(score)}
+        names = {score.name: titled(score)}
         if any(_recalibrates(record) for g in members for record in g.records):
-            names[f"{score.name}_recalibrated"] = _titled(score, ", batch-norm re-estimated")
+            names[f"{score.name}_recalibrated"] = titled(score, ", batch-norm re-estimated")
         for key, title in {**names, "sparsity_pct": "parameters that are zero, %"}.items():
-            lines = [_mean_line(g, i, partial(_swept, key)) for i, g in styled(members)]
+            lines = [mean_line(g, i, partial(_swept, key)) for i, g in styled(members)]
             yield from panel_of(title, x_axis, [line for line in lines if line])
 
-    caption = "After training, |w| ≤ α set to zero, without retraining."
-    return Chart("pruning", "Pruning", caption, tuple(plates_of("pruning", groups, panels)))
-
-
-def trajectory(groups: Sequence[Group]) -> Chart:
-    """Objective, score and zeros over epochs."""
-
-    def panels(members: list[Group]) -> Iterator[Panel]:
-        quantities = [("objective f + R", _pick("objective"), True), *_outcomes(members[0])]
-        x_axis = epochs_axis(record for g in members for record in g.records)
-        for title, pick, log in quantities:
-            lines = [_mean_line(g, i, partial(_course, pick)) for i, g in styled(members)]
-            yield from panel_of(title, x_axis, [line for line in lines if line], log)
-
-    return Chart("trajectory", "Training", "After each epoch.", tuple(plates_of("trajectory", groups, panels)))
-
-
-def sigma(groups: Sequence[Group]) -> Chart:
-    """What sigma does over a run, why, and what comes of it: sigma, rho, accepted steps, score and zeros.
-
-    A line is one run and not a mean over seeds: sigma jumps, at other epochs under another seed, and a mean would show
-    jumps that no run made.
-    """
-    plates = []
-    for (data, model), same in itertools.groupby(groups, key=lambda g: (g.config.data, g.config.model)):
-        members = [g for g in same if any(row["sigma"] is not None for row in g.records[0].metrics)]
-        if not members:
-            continue
-        quantities = [
-            ("σ, log scale", _pick("sigma"), True),
-            ("ρ, mean of the steps", _pick("rho"), False),
-            ("accepted steps, %", _accepted, False),
-            *_outcomes(members[0]),
-        ]
-        looks = [(g, RUN_COLORS[i % len(RUN_COLORS)], i // len(RUN_COLORS)) for i, g in enumerate(members)]
-        signs = {"η₁": "eta1", "η₂": "eta2"}
-        by_ratio = [g for g in members if g.config.option("rule") is None]
-        values = {sign: sorted({_constant(g, name) for g in by_ratio}) for sign, name in signs.items() if by_ratio}
-        etas = [(f"{s} {short(eta)}" if len(v) > 1 else s, eta) for s, v in values.items() for eta in v]
-        x_axis, panels = epochs_axis(g.records[0] for g in members), []
-        for title, pick, log in quantities:
-            series = [s for look in looks for s in _run_and_rejections(*look, pick)]
-            panels += [_with_etas(p, etas) if p.title[0] == "ρ" else p for p in panel_of(title, x_axis, series, log)]
-        legend = [Key(g.label, color, style, "line") for g, color, style in looks]
-        if any(s.kind == "point" for panel in panels for s in panel.series):
-            legend.append(Key("epoch with a rejected step", "", _REJECTED, "point"))
-        words = [f"{sign} = {', '.join(map(short, etas))}" for sign, etas in values.items()]
-        legend += [Key(", ".join(words), "", 0, "front")] if words else []
-        plates.append(replace(plate_of("sigma", f"{data} {model}", panels, legend), stacked=True))
     caption = (
-        "One run a line, the first seed of each. σ is the inverse step size, after each epoch. A step that gains less "
-        "than η₁ of what its model promised is rejected and raises σ; one that gains η₂ of it or more lowers σ."
+        "After training, |w| ≤ α set to zero, without retraining; where there are several seeds, a line is their mean."
     )
-    return Chart("sigma", "What σ does", caption, tuple(plates))
+    return Chart("pruning", "Pruning", caption, tuple(plates_of("pruning", groups, panels, means=True)))
 
 
 def layers(groups: Sequence[Group]) -> Chart:
@@ -169,11 +110,14 @@ def layers(groups: Sequence[Group]) -> Chart:
     def panels(members: list[Group]) -> Iterator[Heat]:
         shares = {g.label: _layer_shares(g) for g in members if g.finished}
         columns = tuple(dict.fromkeys(itertools.chain.from_iterable(shares.values())))
-        if columns:
+        if any(share for of_run in shares.values() for share in of_run.values()):  # else it would be blank
             rows = tuple(tuple(share.get(name) for name in columns) for share in shares.values())
             yield Heat("zeros, %", tuple(shares), columns, rows)
 
-    caption = "Weight tensors from input to output; biases and normalization layers are left out."
+    caption = (
+        "Weight tensors from input to output, all seeds together; biases and normalization layers are left out. "
+        "Where no run has a zero, there is no picture."
+    )
     plates = plates_of("layers", groups, panels)
     return Chart("layers", "Zeros per layer", caption, tuple(Plate(p.name, p.title, p.panels) for p in plates))
 
@@ -209,21 +153,6 @@ def histogram(groups: Sequence[Group]) -> Chart:
 # ---- numbers out of runs
 
 
-def _titled(score: Score, more: str = "") -> str:
-    """The title of a panel of scores: "accuracy, %"."""
-    return f"{score.name}{more}, {score.unit}" if score.unit else f"{score.name}{more}"
-
-
-def _pick(name: str) -> Pick:
-    return lambda metrics: metrics[name]
-
-
-def _outcomes(group: Group) -> list[tuple[str, Pick, bool]]:
-    """What a run is after: its score on the test, and its zeros."""
-    test = _pick(group.records[0].test_score)
-    return [(f"test {_titled(group.score)}", test, False), ("parameters that are zero, %", _pick("zero_pct"), False)]
-
-
 def _sparse_points(record: RunRecord, scale: Callable[[float], float]) -> list[tuple[float, float, str]]:
     """(zeros, score, words) as trained, then over the pruning sweep; zeros as a depth, the score on its scale."""
     result, score = record.result or {}, record.score
@@ -242,10 +171,6 @@ def _front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return best[::-1]
 
 
-def _course(pick: Pick, record: RunRecord) -> list[tuple[float, float | None]]:
-    return [(row["epoch"], pick(row)) for row in record.metrics]
-
-
 def _swept(key: str, record: RunRecord) -> list[tuple[float, float | None]]:
     return sorted((row["alpha"], row.get(key)) for row in (record.prune or {}).get("rows", []))
 
@@ -253,41 +178,6 @@ def _swept(key: str, record: RunRecord) -> list[tuple[float, float | None]]:
 def _recalibrates(record: RunRecord) -> bool:
     rows, name = (record.prune or {}).get("rows", []), record.score.name
     return any(row.get(f"{name}_recalibrated") not in (None, row[name]) for row in rows)
-
-
-def _accepted(metrics: dict[str, Any]) -> float | None:
-    if metrics["accepted"] is None:
-        return None
-    steps = metrics["accepted"] + metrics["rejected"]
-    return 100 * metrics["accepted"] / steps if steps else None
-
-
-def _run_and_rejections(group: Group, color: str, style: int, pick: Pick) -> Iterator[Series]:
-    """The first run of a group over its epochs; where rejections are rare, marks on the epochs that have one."""
-    points = [(m, y) for m in group.records[0].metrics if (y := pick(m)) is not None and math.isfinite(y)]
-    rejected = [(m, y) for m, y in points if m["rejected"]]
-    notes = tuple(
-        f"epoch {m['epoch']}: {m['rejected']} of {m['accepted'] + m['rejected']} rejected" for m, _ in rejected
-    )
-    for kind, index, some, words in (("line", style, points, ()), ("point", _REJECTED, rejected, notes)):
-        if some and (kind == "line" or len(some) <= _MOST_REJECTED):
-            x, ys = tuple(m["epoch"] for m, _ in some), tuple(y for _, y in some)
-            yield Series(group.label, color, index, kind, x, ys, words)  # type: ignore[arg-type]
-
-
-def _with_etas(panel: Panel, etas: Sequence[tuple[str, float]]) -> Panel:
-    """The panel of rho, with lines at the two thresholds; epochs in which it is noise must not flatten the rest."""
-    rules = [Series(sign, "", 0, "front", panel.x.ends, (eta, eta)) for sign, eta in etas]
-    least, most = -1.0, 1.5
-    lines = [replace(line, y=tuple(y and min(max(y, least), most) for y in line.y)) for line in panel.series]
-    values = [y for line in lines for y in line.y if y is not None]
-    title = panel.title + (", cut off at −1 and 1.5" if least in values or most in values else "")
-    return Panel(title, panel.x, marked(values, [(eta, sign) for sign, eta in etas]), (*rules, *lines))
-
-
-def _constant(group: Group, name: str) -> float:
-    """A constant of Algorithm 1; where the run does not name it, the first version's."""
-    return float(group.config.options.get(name, FIRST_DEFAULTS[name]))
 
 
 def _layer_shares(group: Group) -> dict[str, float]:
@@ -300,21 +190,3 @@ def _layer_shares(group: Group) -> dict[str, float]:
                 tally[0] += layer["zeros"]
                 tally[1] += layer["total"]
     return {name: 100 * zero / total for name, (zero, total) in zeros.items() if total}
-
-
-def _mean_line(
-    group: Group,
-    style: int,
-    points: Callable[[RunRecord], Iterable[tuple[float, float | None]]],
-) -> Series | None:
-    """The mean over seeds at each x; None if there is no number at all."""
-    at: dict[float, list[float]] = {}
-    for record in group.records:
-        for x, y in points(record):
-            at.setdefault(x, []).extend([y] if y is not None and math.isfinite(y) else [])
-    means = {x: sum(ys) / len(ys) if ys else None for x, ys in sorted(at.items())}
-    if all(y is None for y in means.values()):
-        return None
-    seeds = len(group.records)
-    label = group.label + (f", mean of {seeds} seeds" if seeds > 1 else "")
-    return Series(label, group.config.optimizer, style, "line", tuple(means), tuple(means.values()))

@@ -20,7 +20,7 @@ from .plates import Chart, Heat, Key, Panel, Plate, Series
 
 # Okabe and Ito's palette, which colour-blind readers tell apart; the page's stylesheet has the same, and lighter ones.
 COLORS = {"sr2": "#0072b2", "proxgen": "#d55e00", "proxsgd": "#009e73", "amber": "#e69f00", "": "#555555"}
-COLORS |= {"gmp": "#8c510a", "adamw": "#56b4e9", "sgd": "#222222"}  # brown, sky, black
+COLORS |= {"gmp": "#8c510a", "adamw": "#b3a000", "sgd": "#222222"}  # brown, dark yellow, black: no second blue
 OTHER = "#cc79a7"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (10, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -68,7 +68,7 @@ def draw(chart: Chart, plate: Plate) -> Figure:
             if isinstance(panel, Heat):
                 _heat(figure, ax, panel)
             else:
-                _axes(ax, panel)
+                _axes(ax, panel, width / columns)
                 if plate.stacked and panel is not plate.panels[-1]:
                     ax.set_xlabel("")
                     ax.tick_params(labelbottom=False)
@@ -112,8 +112,8 @@ def _height(plate: Plate, wide: bool) -> float:
     return 3.6 if wide else 1.4 if plate.stacked else 2.1
 
 
-def _axes(ax: Axes, panel: Panel) -> None:
-    ax.set_title(panel.title)
+def _axes(ax: Axes, panel: Panel, width: float) -> None:
+    ax.set_title(_lines(panel.title, int((width - LINE) / LETTER)))
     for axis, side in ((panel.x, "x"), (panel.y, "y")):
         if axis.log:
             getattr(ax, f"set_{side}scale")("log")
@@ -175,7 +175,7 @@ def _handle(key: Key, label: str) -> Line2D:
 
 def _lines(text: str, most: int) -> str:
     """At most three lines of so many letters."""
-    return textwrap.fill(_short(text, 3 * most), most, max_lines=3, placeholder="…")
+    return textwrap.fill(_short(text, 3 * most), most, max_lines=3, placeholder="…", break_on_hyphens=False)
 
 
 def _short(text: str, most: int = 34) -> str:

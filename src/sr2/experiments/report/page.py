@@ -21,7 +21,7 @@ from ..run.store import RunRecord
 from . import formats, tables
 from .charts import charts
 from .figures import draw, encode
-from .groups import BASELINES_FIRST, Group, group, penalty
+from .groups import BASELINES_FIRST, Group, group, penalty, short
 from .plates import Chart
 from .reference import NOTHING, Reference
 
@@ -115,7 +115,7 @@ def _highlights(groups: Sequence[Group]) -> list[str]:
         close = [one for one in found if one[0] >= best[0] - (1 if percent else 0.01)]
         near = max(close, key=lambda one: (round(one[1], 2), one[0]))  # of equal budgets the better one
         words = [
-            f"{_text(label).replace('-', '‑')}, {score.text(value)} with {zeros:.1f} % zeros"
+            f"{_text(label).replace('-', '‑')}, {score.text(value)} with {zeros:.2f} % zeros"
             for value, zeros, label in (best, near)
         ]
         also = f"; sparsest within {near_words} of it {words[1]}" if near is not best else ""
@@ -174,7 +174,10 @@ def _figures(drawn: Sequence[Chart]) -> str:
 
 def _runs(records: Sequence[RunRecord]) -> str:
     scores = list(dict.fromkeys(record.score.heading for record in records))
-    heads = ("run", scores[0] if len(scores) == 1 else "score", "w = 0 %", "epochs", "seconds", "seed", "device")
+    score = scores[0] if len(scores) == 1 else "score"
+    averages = any(f"average_{record.score.name}" in (record.result or {}) for record in records)
+    heads = [f"{score}, last iterate", *([f"{score}, average"] if averages else [])]
+    heads = ["run", *heads, "w = 0 %", "lr", "epochs", "seconds", "seed", "device"]
     ordered = [record for g in group(records) for record in g.records]
     rows, details = [], []
     for index, record in enumerate(ordered):
@@ -185,11 +188,14 @@ def _runs(records: Sequence[RunRecord]) -> str:
             if record.result
             else f' <span class="flag">unfinished: epoch {len(record.metrics)} of {config.epochs}</span>'
         )
-        name = f"{printed(config.optimizer)} {penalty(config)} · {config.data} · {config.model}"
+        name = f"{printed(config.optimizer)} {penalty(config)} · {config.data} · {config.model} · seed {config.seed}"
+        average = done.get(f"average_{record.score.name}")
         rows.append(
             f'<tr><td>{_chip(config.optimizer)}<a href="#run-{index}">{_text(name)}</a>{flag}</td>'
             + _number(done.get(record.score.name), record.score.digits)
+            + (_number(average, record.score.digits) if averages else "")
             + _number(done.get("zero_pct"), 2)
+            + _lr(config)
             + _number(len(record.metrics), 0)
             + _number(done.get("seconds"), 1)
             + _number(config.seed, 0)
@@ -202,13 +208,15 @@ def _runs(records: Sequence[RunRecord]) -> str:
             "folder": record.path,
         }
         details.append(
-            f'<details id="run-{index}"><summary>{_text(name)} · seed {config.seed}{flag}</summary>'
+            f'<details id="run-{index}"><summary>{_text(name)}{flag}</summary>'
             f"<pre>{_text(command(config))}</pre>{_facts(facts)}</details>"
         )
-    head = "".join(f"<th{_NUMBER if 0 < i < 6 else ''}><button>{_text(h)}</button></th>" for i, h in enumerate(heads))
+    head = "".join(
+        f"<th{_NUMBER if 0 < i < len(heads) - 1 else ''}><button>{_text(h)}</button></th>" for i, h in enumerate(heads)
+    )
     table = f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     provenance = f'<h3>Provenance</h3><div class="card">{"".join(details)}</div>'
-    return f"{_BOX}{table}{_END}{provenance}" if records else ""
+    return f'<p class="caption">{_text(_RUNS)}</p>{_BOX}{table}{_END}{provenance}' if records else ""
 
 
 def command(config: RunConfig) -> str:
@@ -266,6 +274,10 @@ def _certificates(records: Sequence[RunRecord]) -> str:
 # ---- small pieces of HTML
 
 _TABLE_FILES = {"md": "Markdown", "tex": "LaTeX", "csv": "CSV"}
+_RUNS = (
+    "Scores on the test. “Last iterate”: the weights after the last step, as are the zeros. “Average”: the average of "
+    "the iterates, where a run keeps one. lr is the learning rate; SR2 has none, “default” is the optimizer's own."
+)
 _BOX, _END = '<div class="card"><div class="scroll">', "</div></div>"
 _MISSING, _NUMBER = ' class="missing"', ' class="number"'
 
@@ -283,6 +295,13 @@ def _number(value: float | None, digits: int) -> str:
     if value is None:
         return '<td class="number" data-value="-1">–</td>'
     return f'<td class="number" data-value="{value}">{value:.{digits}f}</td>'
+
+
+def _lr(config: RunConfig) -> str:
+    lr = config.option("lr")
+    if isinstance(lr, int | float):
+        return f'<td class="number" data-value="{lr}">{short(lr)}</td>'
+    return f'<td class="number" data-value="-1">{"–" if config.optimizer == "sr2" else "default"}</td>'
 
 
 def _facts(facts: dict[str, Any]) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..run.registry import printed
 from ..run.store import RunRecord
+from ..tasks import Score
 from .axes import Axis, linear, logarithmic
 from .groups import BASELINES_FIRST, Group, penalty
 
@@ -90,14 +92,19 @@ class Chart:
 
 
 def plates_of(
-    name: str, groups: Sequence[Group], panels: Callable[[list[Group]], Iterable[Panel | Heat]]
+    name: str,
+    groups: Sequence[Group],
+    panels: Callable[[list[Group]], Iterable[Panel | Heat]],
+    means: bool = False,
 ) -> Iterator[Plate]:
-    """One plate per data set, network and regularizer, of the panels that its groups have."""
+    """One plate per data set, network and regularizer, of the panels that its groups have; `means` over seeds."""
     for facet, same in itertools.groupby(groups, key=lambda g: (g.config.data, g.config.model, g.regularizer)):
         members = list(same)
         if drawn := list(panels(members)):
             styles = [Key(strength(g), "", i, "line") for i, g in styled(members)]
-            yield plate_of(name, " ".join(facet), drawn, [*colors(members), *dict.fromkeys(styles)])
+            plate = plate_of(name, " ".join(facet), drawn, [*colors(members), *dict.fromkeys(styles)])
+            several = means and any(len(g.records) > 1 for g in members)
+            yield replace(plate, title=f"{plate.title}, means over seeds") if several else plate
 
 
 def plate_of(name: str, facet: str, panels: Sequence[Panel | Heat], legend: Sequence[Key]) -> Plate:
@@ -139,3 +146,26 @@ def panel_of(title: str, x: Axis, series: Sequence[Series], log: bool = False) -
         percent = title.endswith("%")
         y_axis = logarithmic("", values) if log and min(values) > 0 else linear("", values, percent=percent)
         yield Panel(title, x, y_axis, tuple(series))
+
+
+def titled(score: Score, more: str = "") -> str:
+    """The title of a panel of scores: "accuracy, %"."""
+    return f"{score.name}{more}, {score.unit}" if score.unit else f"{score.name}{more}"
+
+
+def mean_line(
+    group: Group,
+    style: int,
+    points: Callable[[RunRecord], Iterable[tuple[float, float | None]]],
+) -> Series | None:
+    """The mean over seeds at each x; None if there is no number at all."""
+    at: dict[float, list[float]] = {}
+    for record in group.records:
+        for x, y in points(record):
+            at.setdefault(x, []).extend([y] if y is not None and math.isfinite(y) else [])
+    means = {x: sum(ys) / len(ys) if ys else None for x, ys in sorted(at.items())}
+    if all(y is None for y in means.values()):
+        return None
+    seeds = len(group.records)
+    label = group.label + (f", mean of {seeds} seeds" if seeds > 1 else "")
+    return Series(label, group.config.optimizer, style, "line", tuple(means), tuple(means.values()))

@@ -67,6 +67,11 @@ class CapturedSums:
         return total
 
 
+def has_statistics(model: nn.Module) -> bool:
+    """Whether there is a batch-norm with statistics to estimate."""
+    return any(isinstance(m, _BatchNorm) and m.track_running_stats for m in model.modules())
+
+
 def recalibrate_(problem: Problem) -> bool:
     """Estimate every batch-norm's statistics anew, over the training batches of one epoch, as they are trained on.
 
@@ -76,7 +81,7 @@ def recalibrate_(problem: Problem) -> bool:
     Returns:
         whether the network has any.
     """
-    if not any(isinstance(m, _BatchNorm) and m.track_running_stats for m in problem.model.modules()):
+    if not has_statistics(problem.model):
         return False
     with problem.arithmetic():
         recalibrate.recalibrate_(problem.model.eval(), problem.batches.epoch(0))

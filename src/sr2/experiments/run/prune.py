@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ...zeros import prune_
 from ..listing import headed_table
-from .evaluate import evaluate, percent_zero, recalibrate_
+from .evaluate import evaluate, has_statistics, percent_zero, recalibrate_
 from .problem import Problem
 from .store import AVERAGE, RunRecord, RunStore, Which, read_run, weights_file
 from .trained import trained, with_weights
@@ -57,7 +57,11 @@ def prune_run(
         device: where to evaluate, if not where the run was trained.
         trust, weights: see `trained`.
     """
-    result = sweep(trained(folder, device, trust=trust, weights=weights))
+    return _pruned(folder, trained(folder, device, trust=trust, weights=weights), weights)
+
+
+def _pruned(folder: Path, problem: Problem, weights: Which | None) -> dict[str, Any]:
+    result = sweep(problem)
     if weights_file(folder, weights).name == AVERAGE:
         result["weights"] = "average"
     RunStore(folder, read_run(folder).config).write_prune(result)
@@ -71,15 +75,18 @@ def prune_runs(
     console, done = Console(), 0
     for record in with_weights(records):
         with console.status(f"pruning {record.path}"):
-            sweep = prune_run(record.path, device, trust=trust, weights=weights)
+            problem = trained(record.path, device, trust=trust, weights=weights)
+            sweep = _pruned(record.path, problem, weights)
         score = record.score
         which = ", average of the iterates" if "weights" in sweep else ""
         title = f"{record.config.label} ({record.path.name}){which}"
-        table = headed_table(title, "|w| <=", "zeros %", score.heading, "batch-norm anew")
+        names = {score.name: score.heading}
+        names |= {f"{score.name}_recalibrated": "batch-norm anew"} if has_statistics(problem.model) else {}
+        table = headed_table(title, "|w| <=", "zeros %", *names.values())
         plain, digits = sweep["unpruned"], score.digits
-        table.add_row("as trained", f"{plain['sparsity_pct']:.2f}", f"{plain[score.name]:.{digits}f}", "")
+        table.add_row("as trained", f"{plain['sparsity_pct']:.2f}", f"{plain[score.name]:.{digits}f}")
         for row in reversed(sweep["rows"]):
-            scores = (f"{row[name]:.{digits}f}" for name in (score.name, f"{score.name}_recalibrated"))
+            scores = (f"{row[name]:.{digits}f}" for name in names)
             table.add_row(f"1e-{row['k']}", f"{row['sparsity_pct']:.2f}", *scores)
         console.print(table)
         done += 1
