@@ -162,6 +162,14 @@ def test_null_steps_and_broken_batches_are_not_its_question(capturable):
         assert optimizer.sigma == 5.0
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_of_a_null_step_it_remembers_nothing(capturable):
+    x = nn.Parameter(torch.zeros(3))
+    optimizer = SR2([x], sigma=5.0, rule=Remembers(), capturable=capturable)
+    optimizer.step(lambda: x.square().sum())
+    assert {name: float(value) for name, value in optimizer._search.memory.items()} == Remembers().memory()
+
+
 def test_sigma_stays_at_its_least_or_above():
     class Falls(Never):
         def judge(self, evidence, state):

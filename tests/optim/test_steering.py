@@ -109,6 +109,15 @@ def test_the_gradient_of_a_rejected_batch_does_not_stay_in_v(metric, capturable)
         assert torch.equal(value, torch.as_tensor(optimizer.state[x][name])), name
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_null_step_is_learnt_from(capturable):
+    x = nn.Parameter(torch.zeros(10))
+    optimizer = SR2([x], L1(10.0), sigma=50.0, rule=Tolerant(), momentum=0.9, capturable=capturable)
+    optimizer.step(lambda: x.sum())
+    assert optimizer.counts["null"] == 1
+    assert optimizer.state[x]["momentum"].all()
+
+
 @pytest.mark.parametrize(
     "spoil", [lambda a: 1e5 * a, lambda a: a * math.nan, lambda a: a / 0.0], ids=["1e5", "nan", "inf"]
 )
