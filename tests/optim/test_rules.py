@@ -188,6 +188,16 @@ def test_the_certificate_asks_the_rule():
     )
 
 
+def test_to_the_certificate_a_null_step_is_a_success():
+    """Of length 0, whatever the rule says of it."""
+    network = model()
+    with torch.no_grad():
+        network[2].bias.zero_()
+    optimizer = SR2([network[2].bias], L1(9.0), sigma=50.0, rule=Never(), metric=None, momentum=0.0)
+    report = certificate(network, [(X, Y), (X[:8], Y[:8])], optimizer)
+    assert (report.accepted, report.delta) == (2, 0.0)
+
+
 @pytest.mark.parametrize("regularizer", [L1(1e-3), L0(1e-4), L0Ball(density=1.0)], ids=repr)
 def test_the_shorthand_is_the_rule(regularizer):
     constants = {"eta1": 0.1, "eta2": 0.5, "gamma1": 2.0, "gamma2": 3.0, "gamma3": 0.5}
