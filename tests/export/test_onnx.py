@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import onnx
 import onnxruntime
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from sr2.export import to_onnx
-from sr2.export.onnx import fold_batch_norm
+from sr2.export.onnx import _compare, fold_batch_norm
 
 from .networks import Cumulative, Mobile, kill, randomize, unpadded
 
@@ -85,3 +86,28 @@ def test_without_onnxruntime_one_sentence():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "to_onnx needs onnxruntime: pip install 'sr2[onnx]'"
+
+
+class Session:
+    """An onnxruntime that errs by so much, in batches of so many."""
+
+    def __init__(self, error, batch):
+        self.error, self.batch = error, batch
+
+    def InferenceSession(self, data, providers):  # noqa: N802
+        return self
+
+    def get_inputs(self):
+        return [SimpleNamespace(name="x")]
+
+    def run(self, outputs, inputs):
+        x = inputs["x"]
+        return [x * (1 + self.error * (len(x) == self.batch))]
+
+
+@pytest.mark.parametrize("batch", [2, 6])
+def test_what_differs_from_torch_in_any_batch_is_not_written(batch):
+    found = _compare(Session(5e-5, batch), b"", nn.Identity(), (torch.zeros(2, 4),))
+    assert found == pytest.approx(5e-5, rel=1e-2)
+    with pytest.raises(ValueError, match="onnxruntime and torch differ by"):
+        _compare(Session(2e-4, batch), b"", nn.Identity(), (torch.zeros(2, 4),))

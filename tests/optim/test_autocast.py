@@ -98,6 +98,17 @@ def test_what_rises_beyond_the_slack_is_rejected(f, slack, share, accepted):
     assert optimizer.last_step.accepted == accepted
 
 
+def test_a_loss_is_as_exact_as_the_least_exact_parameter():
+    exact, coarse = torch.float64, torch.float32
+    for parameters, eps in (
+        ([exact], exact),
+        ([exact, coarse], coarse),
+        ([coarse], coarse),
+        ([torch.bfloat16], coarse),
+    ):
+        assert Rounding.of(exact, parameters, None).eps == torch.finfo(eps).eps
+
+
 def test_momentum_does_not_change_its_size():
     """rho leaves out (g - v)'s, which is added to f(x): the slack is of f as it was evaluated."""
     x = nn.Parameter(torch.zeros(1))

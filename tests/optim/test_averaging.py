@@ -94,6 +94,16 @@ def test_zeros_of_the_last_iterate_are_zeros_of_the_average():
         assert all(torch.equal(p == 0, zero) for p, zero in zip(model.parameters(), zeros, strict=True) if p.dim() > 1)
 
 
+def test_a_zero_that_nothing_penalizes_says_nothing_of_its_average():
+    x = nn.Parameter(torch.ones(3))
+    optimizer = SR2([x], None, sigma=10.0)
+    optimizer.step(lambda: x.square().sum())
+    with torch.no_grad():
+        x.zero_()
+    with optimizer.averaged():
+        assert x.all()
+
+
 def test_it_does_not_disturb_the_steps():
     one, _, _ = run(steps=12)
     other, _, _ = run(steps=12, average=False)

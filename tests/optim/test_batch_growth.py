@@ -80,6 +80,14 @@ def test_a_failed_batch_is_not_stepped_on():
     assert optimizer.counts == {"accepted": 5, "rejected": 0, "null": 4, "broken": 0}
 
 
+def test_batch_norm_has_seen_a_batch_that_is_not_stepped_on():
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), torch.randn(8, 3)
+    optimizer = SR2(model, sigma=2.0, batch_growth=BatchGrowth(1e-6, 8, largest=64))
+    optimizer.step(lambda: [model(half).square().mean() for half in (x[:4], x[4:])])
+    assert optimizer.counts["null"] == 1
+    assert int(model[1].num_batches_tracked) == 2
+
+
 def test_the_test_is_the_formula():
     """Every step's verdict, from the numbers of the step and a brute-force noise."""
     x = nn.Parameter(torch.full((6,), 2.0, dtype=torch.float64))

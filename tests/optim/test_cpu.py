@@ -322,9 +322,47 @@ def test_the_baselines_take_the_same_chunks():
     assert all(same_bits(x, y, zeros=False) for x, y in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("shape", [(3, RUN), (3, 300), (RUN,), (5 * RUN + 3,), (7,), (0,), (2, 3, RUN)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(3, RUN), (3, 300), (RUN,), (5 * RUN + 3,), (7,), (0,), (2, 3, RUN), (129 * RUN - 1,)], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_exact_sum(shape, dtype):
     x = torch.randn(shape).to(dtype)
     assert exact_sum(x).dtype == torch.float64
     assert exact_sum(x) == pytest.approx(x.double().sum().item(), abs=1e-7 * x.double().abs().sum().item())
+
+
+def test_a_small_run_beside_a_large_one_counts():
+    x = torch.zeros(2, RUN)
+    x[:, 0] = torch.tensor([2.0**24, 1.0])
+    assert exact_sum(x) == 2**24 + 1
+
+
+@pytest.mark.parametrize("path", [LOOP, CHUNKS], ids=str)
+def test_the_step_of_a_bfloat16_parameter_is_not_rounded_to_it(path):
+    x, v = torch.randn(2, 3 * RUN).bfloat16()
+    (z,), (vs, _, ss, _), _, _ = moved([x], [v], L1(0.0), **path)
+    s = z.double() - x.double()
+    assert vs == pytest.approx((v.double() * s).sum().item(), rel=1e-6)
+    assert ss == pytest.approx(s.square().sum().item(), rel=1e-6)
+
+
+class Both(L1):
+    """lam (|x|_1 + |x|_0)."""
+
+    coefficients = property(lambda self: (self.lam, self.lam, 0.0))
+
+    def terms(self, x):
+        return super().terms(x) + self.lam * (x != 0).double()
+
+    def prox_tensor(self, x, step):
+        z = super().prox_tensor(x, step)
+        return torch.where(z.abs() > (2 * self.lam * step) ** 0.5, z, 0.0)
+
+
+def test_l1_and_l0_together_are_not_taken_for_one_of_them():
+    xs = tensors()
+    vs = [torch.randn(x.shape) for x in xs]
+    one, other = (moved(xs, vs, Both(0.1), **path) for path in (LOOP, CHUNKS))
+    assert all(same_bits(x, y, zeros=False) for x, y in zip(one[0], other[0], strict=True))
+    assert one[1].dR == pytest.approx(float(other[1].dR), rel=1e-6)

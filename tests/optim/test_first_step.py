@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from sr2 import L0, L1, SR2, BatchGrowth, Box, L0Ball
+from sr2 import L0, L1, SR2, BatchGrowth, Box, L0Ball, Ridge
 from sr2.optim.curvature import estimate_sigma0
 from tests.tools import LargeTensors, algorithm_1
 
@@ -77,6 +77,15 @@ def test_a_group_that_joins_outside_is_brought_in(capturable):
     with pytest.warns(UserWarning, match="moved"):
         optimizer.step(lambda: second(first(x)).square().mean())
     assert all(bool((p.abs() <= 0.0100001).all()) for p in second.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:R\\(x_0\\)")
+@pytest.mark.parametrize(("sigma", "first"), [(4.0, 2.4), (1.0, 1.5)])
+def test_x_0_goes_to_the_prox_of_its_first_step(sigma, first):
+    x, seen = nn.Parameter(torch.tensor([3.0, 1.0])), []
+    optimizer = algorithm_1([x], Ridge(1.0, L0Ball(k=1)), sigma=sigma)
+    optimizer.step(lambda: seen.append(x.tolist()) or x.sum())
+    assert seen[0] == [pytest.approx(first), 0.0]
 
 
 @pytest.mark.filterwarnings("ignore:R\\(x_0\\)")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
-from sr2 import L1, NM, SR2, GroupL2, L0Ball, Rank
+from sr2 import L1, NM, SR2, GroupL2, L0Ball, Rank, Ridge
 from sr2.experiments import models
 from sr2.optim import CapturedStep
 from sr2.optim.parts.rules import Evidence, Rounding
@@ -438,3 +438,9 @@ def test_a_run_that_is_much_longer_than_was_said_is_told_once():
         optimizer.step(lambda: model(x).square().mean())
     assert said[0].filename == __file__
     optimizer.step(lambda: model(x).square().mean())  # silent
+
+
+def test_a_budget_beside_a_ridge_is_a_budget():
+    x = [nn.Parameter(torch.ones(4, 4))]
+    assert SR2(x, Ridge(1e-4, L0Ball(density=0.5)), steps=100).reach == SR2(x, L0Ball(density=0.5), steps=100).reach
+    assert SR2(x, Ridge(1e-4), steps=100).reach is SR2(x, L1(1e-4), steps=100).reach is None

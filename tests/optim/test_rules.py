@@ -162,6 +162,14 @@ def test_null_steps_and_broken_batches_are_not_its_question(capturable):
         assert optimizer.sigma == 5.0
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_of_a_null_step_it_remembers_nothing(capturable):
+    x = nn.Parameter(torch.zeros(3))
+    optimizer = SR2([x], sigma=5.0, rule=Remembers(), capturable=capturable)
+    optimizer.step(lambda: x.square().sum())
+    assert {name: float(value) for name, value in optimizer._search.memory.items()} == Remembers().memory()
+
+
 def test_sigma_stays_at_its_least_or_above():
     class Falls(Never):
         def judge(self, evidence, state):
@@ -178,6 +186,16 @@ def test_the_certificate_asks_the_rule():
         certificate(network, data, SR2(network, L1(1e-3), sigma=50.0, rule=Never(), metric=None, momentum=0.0)).accepted
         == 0
     )
+
+
+def test_to_the_certificate_a_null_step_is_a_success():
+    """Of length 0, whatever the rule says of it."""
+    network = model()
+    with torch.no_grad():
+        network[2].bias.zero_()
+    optimizer = SR2([network[2].bias], L1(9.0), sigma=50.0, rule=Never(), metric=None, momentum=0.0)
+    report = certificate(network, [(X, Y), (X[:8], Y[:8])], optimizer)
+    assert (report.accepted, report.delta) == (2, 0.0)
 
 
 @pytest.mark.parametrize("regularizer", [L1(1e-3), L0(1e-4), L0Ball(density=1.0)], ids=repr)

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L0, L1, SR2, L0Ball
+from sr2 import L0, L1, SR2, L0Ball, Nuclear
+from sr2.metrics import Andrei
 from sr2.optim import start
 from sr2.optim.curvature import LARGEST
 from sr2.optim.start import FIRST, TRIES, searched
@@ -114,6 +115,19 @@ def test_a_first_batch_without_a_gradient_says_nothing_of_sigma(R):
     for _ in range(10):
         optimizer.step(closure)
     assert optimizer.counts["accepted"] >= 8
+
+
+def test_a_promise_that_rounding_would_hide_says_nothing_of_sigma():
+    x = nn.Parameter(torch.ones(3))
+    optimizer = SR2([x])
+    optimizer.estimate_sigma(lambda: 1e9 + 1e-5 * x.sum())
+    assert optimizer.sigma == FIRST
+
+
+def test_what_a_metric_falls_to_is_of_single_entries():
+    andrei, x = Andrei(), torch.ones(2, 2)
+    assert start.falls_to(andrei, [(None, [x]), (L1(1.0), [x])]) == andrei.falls_to < 1
+    assert start.falls_to(andrei, [(None, [x]), (Nuclear(1.0), [x])]) == start.falls_to(None, []) == 1.0
 
 
 def test_an_estimate_leaves_no_trace():

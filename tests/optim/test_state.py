@@ -192,6 +192,36 @@ def test_a_state_of_before_a_counter_was_there_still_loads(missing):
     assert sum(other.counts.values()) >= 3
 
 
+def test_a_state_of_the_first_releases_goes_on():
+    """Which had other names, and no memory by name."""
+    old = {"sigma": 3.0, "gamma3": 0.9, "refused": 2, "accepted": 5, "cooldown": [4, 9], "sigma_first": 7.0}
+    old["steps_squared"] = torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64)
+    for cooldown, first in (((4, 9), 7.0), ((4, 10), 0.0)):  # of another cooldown nothing is kept
+        search = SR2(network(), cooldown=cooldown)._search
+        search.load_state_dict(old)
+        assert float(search.memory["sigma_first"]) == first
+        assert float(search.sigma) == 3.0
+        assert search.chosen == {"gamma3": 0.9}
+        assert [int(search.counts.rejected), int(search.counts.accepted)] == [2, 5]
+        assert torch.stack(search.moments).tolist() == [4.0, 3.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("metric", ["adam", "adagrad", "rmsprop", "andrei"])
+def test_slow_means_of_a_bfloat16_parameter_stay_in_float32(metric):
+    def made():
+        x = nn.Parameter(torch.linspace(0.1, 1.0, 7).bfloat16())
+        return x, SR2([x], sigma=30.0, metric=metric)
+
+    (x, optimizer), (y, resumed) = made(), made()
+    for _ in range(3):
+        optimizer.step(lambda: x.float().pow(4).sum())
+    resumed.load_state_dict(optimizer.state_dict())
+    for name, value in optimizer.state[x].items():
+        if isinstance(value, torch.Tensor):
+            assert resumed.state[y][name].dtype == value.dtype, name
+            assert torch.equal(resumed.state[y][name], value), name
+
+
 def test_groups_that_do_not_match_are_torchs_own_error():
     state = SR2(network(), L1(1e-3), sigma=1.0).state_dict()
     other = SR2([nn.Parameter(torch.ones(2))], L1(1e-3), sigma=1.0)

@@ -13,7 +13,7 @@ from sr2.rules import Follow, Tolerant
 def quadratic(curvatures, **options):
     torch.manual_seed(0)
     x, h = nn.Parameter(torch.randn(50, dtype=torch.float64)), torch.as_tensor(curvatures, dtype=torch.float64)
-    optimizer = SR2([x], rule=Follow(), metric=None, momentum=0.0, **options)
+    optimizer = SR2([x], **{"rule": Follow(), "metric": None, "momentum": 0.0} | options)
     return x, optimizer, lambda: 0.5 * (h * x.square()).sum()
 
 
@@ -35,6 +35,31 @@ def test_rho_is_one_less_half_of_the_curvature():
     _, optimizer, f = quadratic(3.0, sigma=4.0)
     optimizer.step(f)
     assert optimizer.last_step.rho == pytest.approx(1 - 3 / (2 * 4), rel=1e-6)
+
+
+def test_once_there_it_stays():
+    _, optimizer, f = quadratic(3.0, sigma=5.0)  # 3 / (2 (1 - aim))
+    for _ in range(5):
+        optimizer.step(f)
+    assert optimizer.sigma == pytest.approx(5.0, rel=1e-9)
+
+
+@pytest.mark.parametrize(("decay", "mean"), [(0.0, 1.0), (0.5, 2.0), (0.95, 3 - 2 / 6)])
+def test_the_past_has_its_weight_and_no_more(decay, mean):
+    x, optimizer, f = quadratic(3.0, sigma=5.0, rule=Follow(decay=decay))
+    for _ in range(5):
+        optimizer.step(f)
+    optimizer.step(lambda: 0.5 * x.square().sum())
+    assert float(optimizer._search.memory["curvature"]) == pytest.approx(mean, rel=1e-9)
+    optimizer.step(lambda: 1e9 + 1e-9 * x.sum())  # of which rounding leaves nothing
+    assert float(optimizer._search.memory["curvature"]) == pytest.approx(mean, rel=1e-9)
+
+
+@pytest.mark.parametrize(("curvature", "taken"), [(100.0, 8.0), (3.0, 3.0), (-1.0, -1.0), (-100.0, -2.0)])
+def test_what_one_batch_says_of_the_curvature_is_bounded(curvature, taken):
+    _, optimizer, f = quadratic(curvature, sigma=2.0)
+    optimizer.step(f)
+    assert float(optimizer._search.memory["curvature"]) == pytest.approx(taken, rel=1e-9)
 
 
 def test_it_stays_where_the_decrease_is_rounding():
@@ -109,6 +134,15 @@ def test_the_gradient_of_a_rejected_batch_does_not_stay_in_v(metric, capturable)
         assert torch.equal(value, torch.as_tensor(optimizer.state[x][name])), name
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_null_step_is_learnt_from(capturable):
+    x = nn.Parameter(torch.zeros(10))
+    optimizer = SR2([x], L1(10.0), sigma=50.0, rule=Tolerant(), momentum=0.9, capturable=capturable)
+    optimizer.step(lambda: x.sum())
+    assert optimizer.counts["null"] == 1
+    assert optimizer.state[x]["momentum"].all()
+
+
 @pytest.mark.parametrize(
     "spoil", [lambda a: 1e5 * a, lambda a: a * math.nan, lambda a: a / 0.0], ids=["1e5", "nan", "inf"]
 )
@@ -150,3 +184,15 @@ def test_in_bfloat16_sigma_falls_by_what_was_seen(rises, falls, capturable):
     assert optimizer.sigma == (pytest.approx(980.0) if falls else 1e3)
     optimizer.step(lambda: 1e6 - x.sum())  # the promise is less than the rounding of such a loss
     assert optimizer.sigma == (pytest.approx(980.0) if falls else 1e3)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_warm_up_too_waits_for_a_promise_beyond_rounding(capturable):
+    x = nn.Parameter(torch.zeros(1))
+    options = {"metric": None, "momentum": 0.0, "capturable": capturable}
+    optimizer = SR2([x], sigma=1e3, rule=Tolerant(usual=1.0), **options)
+    optimizer.step(lambda: 1e6 - x.sum())
+    assert optimizer.last_step.accepted
+    assert optimizer.sigma == 1e3
+    optimizer.step(lambda: 1.0 - x.sum())
+    assert optimizer.sigma == pytest.approx(980.0)

@@ -369,3 +369,47 @@ def test_the_average_is_of_points_that_passed_and_each_stands_for_the_steps_sinc
             mean.lerp_(x.detach(), 1 - (1 - float(weight(torch.tensor(t)))) ** 4)
     with optimizer.averaged():
         torch.testing.assert_close(x.detach(), mean, rtol=1e-5, atol=1e-6)
+
+
+def on_trust_after(first, second, sigma=10.0, **options):
+    """Whether the second step is kept, after a test of the first, with losses of these functions of x."""
+    x = nn.Parameter(torch.ones(3))
+    optimizer = SR2([x], sigma=sigma, test_every=4, metric=None, momentum=0.0, **options)
+    optimizer.step(lambda: first(x))
+    optimizer.step(lambda: second(x))
+    return optimizer.counts["untested"] == 1
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_the_largest_loss_is_of_either_sign_and_known_though_the_first_test_fails(capturable):
+    f = lambda x: x.square().sum()  # noqa: E731
+    assert on_trust_after(lambda x: f(x) - 9, lambda x: f(x) + 9, capturable=capturable)
+    assert not on_trust_after(lambda x: f(x) - 9, lambda x: f(x) + 900, capturable=capturable)
+    assert on_trust_after(f, f, sigma=0.4, capturable=capturable)  # rho is -1.5
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_step_on_trust_says_nothing_of_stationarity(capturable):
+    model, optimizer = train(1, test_every=4, capturable=capturable)
+    before = optimizer.stationarity
+    train(3, model, optimizer, first=1)
+    assert optimizer.counts["untested"] == 3
+    assert optimizer.stationarity == before
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_null_step_on_trust_leaves_sigma(capturable):
+    x = nn.Parameter(torch.zeros(3))
+    optimizer = SR2([x], L1(10.0), sigma=50.0, rule=Tolerant(usual=1.0), test_every=4, capturable=capturable)
+    for _ in range(3):
+        optimizer.step(lambda: x.sum())
+    assert optimizer.counts["null"] == 3
+    assert optimizer.sigma == 50.0
+
+
+def test_auto_tests_one_of_so_many_at_least():
+    auto, pace, tested = Auto(most=4, after=1), Pace(), []
+    for _ in range(16):
+        tested.append(auto.due(pace, lambda: 0))
+        pace.go_on(tested=tested[-1])
+    assert [t for t, due in enumerate(tested) if due] == [0, 2, 6, 10, 14]

@@ -178,6 +178,14 @@ def test_there_is_none_where_sigma_is_not_in_the_unit_of_the_weights(metric):
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0] * len(optimizer.param_groups)
 
 
+@pytest.mark.parametrize(("R", "others"), [(None, "auto"), (L1(1e-3), 0.0), (KeepZeros(), "auto")], ids=str)
+def test_a_group_has_what_it_names_or_what_its_penalty_asks_for(R, others):
+    x, y, z = (nn.Parameter(torch.ones(2, 2)) for _ in range(3))
+    groups = [{"params": [x]}, {"params": [y], "weight_decay": 0.1}, {"params": [z], "regularizer": L1(1.0)}]
+    assert [g["weight_decay"] for g in SR2(groups, R).param_groups] == [others, 0.1, 0.0]
+    assert [g["weight_decay"] for g in SR2(groups, R, weight_decay=0.3).param_groups] == [0.3, 0.1, 0.3]
+
+
 def test_a_start_twice_as_large_is_the_same_run():
     """f sees the direction of each row only; sigma and the decay are in the unit of 1 / x."""
 

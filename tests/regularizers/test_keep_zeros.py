@@ -17,7 +17,7 @@ def test_prox_and_value() -> None:
     assert zs[0].tolist() == [[0.0, 0.0], [0.0, 5.0]]
     assert zs[0].dtype == torch.float64
     assert zs[1].item() == 0
-    assert R.value(us) == torch.inf
+    assert R.value(us) == R.value([-u for u in us]) == torch.inf
     assert R.value(zs) == R.value(xs) == 0  # also where an entry became zero by chance
     assert R.decrease(xs, zs) == 0
     metric = R.prox(us, [torch.rand(u.shape) + 0.1 for u in us])

@@ -14,6 +14,7 @@ from scipy.optimize import brentq, minimize
 from torch import Tensor
 
 from sr2.regularizers import NM, GroupL0, GroupL2, Heads, L0Ball, Nuclear, Rank
+from sr2.regularizers.grouping import grouping
 from tests.registry import REGULARIZERS, RegularizerCase, each_entry, pairs_of_entries
 from tests.tools import laid_out
 
@@ -91,6 +92,7 @@ def test_budgets_keep_the_largest_x_squared_over_step() -> None:
 def test_tensors_may_have_steps_of_their_own() -> None:
     xs, steps = [torch.tensor([3.0, 1.0]), torch.tensor([2.0])], [torch.tensor(9.0), torch.tensor(1.0)]
     assert [z.tolist() for z in L0Ball(k=1).prox(xs, steps)] == [[0.0, 0.0], [2.0]]
+    assert [z.tolist() for z in L0Ball(k=1).prox_of(xs, [9.0, 1.0])] == [[0.0, 0.0], [2.0]]
     assert [z.tolist() for z in L0Ball(k=1).prox(xs, 9.0)] == [[3.0, 0.0], [0.0]]
     eye = torch.eye(2)
     for regularizer in (Nuclear(1.0), Rank(1)):
@@ -179,3 +181,19 @@ def test_a_floor_keeps_every_tensor_alive() -> None:
     assert L0Ball(density=0.1).floors([10, 10, 10]) == [0, 0, 0]  # too few to share out
     assert L0Ball(density=0.25).floors([10, 10, 12]) == [1, 1, 1]
     assert L0Ball(density=0.5, groups="rows").floors([40, 20]) == [2, 1]
+
+
+def test_a_budget_of_all_groups_keeps_what_is_too_small_for_a_norm() -> None:
+    xs = [torch.zeros(4, dtype=torch.float64), torch.full((2,), 1e-200, dtype=torch.float64)]
+    for z, x in zip(L0Ball(k=3, groups=pairs_of_entries).prox(xs, 1.0), xs, strict=True):
+        assert torch.equal(z, x)
+
+
+def test_numbered_groups_are_the_slices_that_they_number() -> None:
+    x = torch.tensor([[-3.0, -1.0], [-2.0, 5.0], [0.0, -4.0]], dtype=torch.float64)
+    rows, numbered = (
+        grouping(None, groups, x) for groups in ("rows", lambda x: torch.tensor([[7], [0], [3]]).expand(3, 2))
+    )
+    for of_groups in ("sum", "largest", "norm", "nonzero"):
+        one, other = (of_x.spread(getattr(of_x, of_groups)(x)) for of_x in (rows, numbered))
+        assert torch.equal(one, other), of_groups

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sr2.regularizers import Box, GroupL0, GroupL2
+from sr2.regularizers import Box, GroupL0, GroupL2, Lp, Nuclear
 from sr2.regularizers.grouping import Groups
 from tests.registry import REGULARIZERS, RegularizerCase, each_entry
 from tests.tools import laid_out
@@ -131,25 +131,48 @@ def test_a_group_far_above_its_threshold_is_rounded_to_the_nearest(groups: Group
     assert torch.equal(GroupL2(1e-3, groups).prox(-x, torch.tensor(t / 1e-3)), -x)
 
 
-def test_a_large_group_is_not_worse_than_where_it_was() -> None:
+@pytest.mark.parametrize("in_a_metric", [False, True])
+@pytest.mark.parametrize(
+    ("x", "lam", "step"),
+    [
+        ([2.48941382229664e16, 2.205766826469539e16, 1.1303958527877796e16], 1e-3, 2078.913999562389),
+        ([1.3359982539661215, 1.1141384235833516, 1.1183838305286316, 1.4588554472094395], 1.0, 1.69964511762973e-16),
+    ],
+)
+def test_a_large_group_is_not_worse_than_where_it_was(
+    x: list[float], lam: float, step: float, in_a_metric: bool
+) -> None:
     """Found by fuzzing: in exact arithmetic the objective at z was above that at x."""
-    x = torch.tensor([2.48941382229664e16, 2.205766826469539e16, 1.1303958527877796e16], dtype=torch.float64)
-    lam, step = 1e-3, 2078.913999562389
-    z = GroupL2(lam, lambda x: torch.zeros(x.shape, dtype=torch.int64)).prox(x, step)
+    steps = torch.full((len(x),), step, dtype=torch.float64) if in_a_metric else step
+    z = GroupL2(lam, "columns").prox(torch.tensor(x, dtype=torch.float64), steps)
 
-    def exactly(z: Tensor) -> Decimal:
+    def exactly(z: list[float]) -> Decimal:
         getcontext().prec = 60
-        norm = sum(Decimal(v) ** 2 for v in z.tolist()).sqrt()
-        shift = sum((Decimal(a) - Decimal(b)) ** 2 for a, b in zip(z.tolist(), x.tolist(), strict=True))
+        norm = sum(Decimal(v) ** 2 for v in z).sqrt()
+        shift = sum((Decimal(a) - Decimal(b)) ** 2 for a, b in zip(z, x, strict=True))
         return Decimal(lam) * norm + shift / (2 * Decimal(step))
 
-    assert exactly(z) <= exactly(x)
+    assert exactly(z.tolist()) <= exactly(x)
 
 
 def test_a_group_norm_that_overflows_float64_keeps_its_group() -> None:
     """The square of 1e200 does: inf / inf would be NaN."""
     x = torch.tensor([[3e200, 4e200], [3.0, 4.0]], dtype=torch.float64)
     assert torch.equal(GroupL2(1.0).prox(x, 1e-200), x)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.9, 1 - 1e-6, 1 - 1e-9, 1 - 1e-15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_root_of_lp_at_its_threshold(p: float, dtype: torch.dtype) -> None:
+    """Next to p = 1 the first of Newton's steps is all rounding, and was beyond 0."""
+    least = 2 * (1 - p) / (2 - p)
+    root = Lp(1.0, p)._root(torch.ones(1, dtype=dtype))
+    assert float(root) == pytest.approx(least, abs=100 * torch.finfo(dtype).eps)
+
+
+def test_nuclear_is_rounded_once() -> None:
+    x = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(Nuclear(1.0).prox(x, 0.5), Nuclear(1.0).prox(x.double(), 0.5).float())
 
 
 @every

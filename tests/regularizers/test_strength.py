@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -109,8 +111,17 @@ def test_budgets_shrink_along_a_cubic() -> None:
         low = rank.prox(x.double(), 1.0)
         assert int(torch.linalg.matrix_rank(low)) == round(2 + 18 * missing)
         assert rank.value(low) == 0
+        assert budget.budget(200_000_001) == round(10_000_000 + 190_000_001 * missing)  # more than float32 counts
     now.fill_(0.0)
     assert torch.equal(rank.prox(x.double(), 1.0), x.double())
+
+
+@pytest.mark.parametrize("R", [L0Ball(k=10**18), Rank(10**18)], ids=repr)
+def test_a_budget_of_more_than_there_is_keeps_everything(R: L0Ball | Rank) -> None:
+    for value in (0.0, 0.5, 1.0):
+        strong = R.at_strength(share(value))
+        assert torch.equal(strong.prox(X, 1.0), X)
+        assert strong.value(X) == 0
 
 
 def test_floors_and_groups_shrink_too() -> None:
@@ -143,3 +154,12 @@ def test_what_has_no_strength() -> None:
     assert Box(-1.0, 1.0).at_strength(share(0.0)) == Box(-1.0, 1.0)
     started = KeepZeros().start([torch.zeros(2)])
     assert not started.at_strength(share(0.0)).prox([torch.ones(2)], 1.0)[0].any()
+
+
+def test_what_is_taken_from_the_first_point_has_its_share_too() -> None:
+    class Started(L1):
+        def start(self, xs: Sequence[Tensor]) -> L1:
+            return L1(float(xs[0].max()))
+
+    started = Started(9.0).at_strength(share(0.5)).start([torch.full((2,), 4.0)])
+    assert started.value(torch.ones(3)) == 6.0

@@ -67,7 +67,6 @@ class GroupL2(_Grouped):
             return self._prox_in_a_metric(x, step)
         groups, t = self._grouping(x), self.lam * step
         norms = groups.norm(x)
-        norms = norms.clamp_max(torch.finfo(norms.dtype).max)  # an overflow must not become inf / inf
         # A factor near 1 would round the shift x t / |x| away, and move x by a unit of its last place in its stead.
         near = norms <= 2 * t
         factor = torch.where(near, torch.where(norms <= t, 0.0, (norms - t) / norms), 1.0)

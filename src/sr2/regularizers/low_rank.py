@@ -68,7 +68,7 @@ class Rank(Budget):
         matrix = as_matrix(x).double()
         s = torch.linalg.svdvals(matrix)
         relative = max(torch.finfo(x.dtype).eps, max(matrix.shape) * torch.finfo(torch.float64).eps)
-        within = below(len(s), self._now(min(self.r, len(s)), len(s)), x.device)
+        within = below(len(s), self._now(self.r, len(s)), x.device)
         outside = ~within & (s > relative * torch.linalg.vector_norm(s))
         return torch.zeros_like(outside, dtype=torch.float64).masked_fill(outside, inf)
 
