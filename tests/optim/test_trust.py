@@ -386,6 +386,9 @@ def test_the_largest_loss_is_of_either_sign_and_known_though_the_first_test_fail
     assert on_trust_after(lambda x: f(x) - 9, lambda x: f(x) + 9, capturable=capturable)
     assert not on_trust_after(lambda x: f(x) - 9, lambda x: f(x) + 900, capturable=capturable)
     assert on_trust_after(f, f, sigma=0.4, capturable=capturable)  # rho is -1.5
+    assert on_trust_after(lambda x: 0 * f(x), f, capturable=capturable)  # as of a hinge
+    if capturable:  # on the host that is an error
+        assert not on_trust_after(lambda x: 0 * f(x), lambda x: f(x) / 0, capturable=True)
 
 
 @pytest.mark.parametrize("capturable", [False, True])

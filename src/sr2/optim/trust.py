@@ -57,7 +57,8 @@ def on_trust(
             evidence, move, together, capturable=False
         )  # an error: this batch is broken, and x is where a test has passed
     sound = evidence.loss.isfinite() & evidence.vs.isfinite() & evidence.ss.isfinite()
-    sound = sound & (evidence.loss <= FAR * state.memory[LARGEST])
+    largest = state.memory[LARGEST]
+    sound = sound & ((evidence.loss <= FAR * largest) | (largest == 0))  # of 0, as of a hinge, nothing is ten times
     evidence = evidence._replace(f_trial=torch.where(sound, math.nan, math.inf))
     null = (evidence.ss == 0) & sound
     fails = capturable or not sound  # where the host sees that it does not, the rule need not be asked

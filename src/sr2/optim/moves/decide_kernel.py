@@ -74,7 +74,8 @@ def decide(
     slack = tl.where(coarse > fine, coarse, fine)
     numerator = actual + slack
     denominator = predicted + slack
-    trusted = (loss <= tl.load(constants + 12) * largest) & (vs - vs == 0.0) & (ss - ss == 0.0)
+    near = (loss <= tl.load(constants + 12) * largest) | ((largest == 0.0) & (loss - loss == 0.0))
+    trusted = near & (vs - vs == 0.0) & (ss - ss == 0.0)
     sound = sound & (tested | trusted)
     finite = finite & tested  # a failure on trust is to the rule a trial that is not finite
     null = (ss == 0.0) & sound
