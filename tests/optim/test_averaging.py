@@ -51,6 +51,8 @@ def test_it_is_the_weighted_mean_of_the_iterates(k, options):
         w = (k + 1) / (k + t)
         weights = [*((1 - w) * old for old in weights), w]
     assert sum(weights) == pytest.approx(1)
+    late = torch.tensor(10**7)
+    assert float(Polynomial(k).weight(late)) == pytest.approx((k + 1) / (k + 10**7))
     for number, found in enumerate(inside(model, optimizer)):
         expected = sum(w * x[number].double() for w, x in zip(weights, points, strict=True))
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
@@ -207,6 +209,9 @@ def test_batch_norm_anew():
     assert torch.equal(model[1].running_mean, before)
     plain = nn.Linear(2, 1)
     assert recalibrate_(plain, []) is plain
+    noisy = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(2))
+    recalibrate_(noisy, [torch.full((4, 2), 3.0)])
+    assert noisy[1].running_mean.tolist() == [3.0, 3.0]
 
 
 def test_what_joins_late_does_not_start_at_zero():

@@ -164,6 +164,23 @@ def test_equal_scores_are_chosen_by_order_in_every_group(levels, share, metric, 
     assert any(x.count_nonzero() < x.numel() for x in zs) or share == 0.0
 
 
+@torch.no_grad()
+def test_beside_a_budget_a_zero_that_has_none_steps_as_ever():
+    def made():
+        xs = [nn.Parameter(torch.ones(40)), nn.Parameter(torch.zeros(30))]
+        for x in xs:
+            x.grad = torch.linspace(-1, 1, x.numel())
+        groups = [{"params": xs[:1], "regularizer": L0Ball(k=40)}, {"params": xs[1:], "regularizer": None}]
+        return xs, SR2(groups, sigma=3.0, momentum=0.0, capturable=True, weight_decay=0.0)._proposals()
+
+    (xs, plain), (zs, quick) = made(), made()
+    move = FusedMove(capturable=True)
+    move.use(quick)
+    loop(plain).to_trial(), move.to_trial()
+    for x, z in zip(xs, zs, strict=True):
+        torch.testing.assert_close(x, z)
+
+
 @pytest.mark.filterwarnings("ignore:R\\(x_0\\) is infinite")
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
 @pytest.mark.parametrize("fits", [False, True])
@@ -231,7 +248,7 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
         return scale * torch.rand((), generator=generator, dtype=dtype)
 
     for case in range(80):
-        loss = number(dtype=torch.float32)
+        loss = number(dtype=torch.float32) - 0.3
         f, f_trial = loss.double() + number(0.1), loss + number(0.4, torch.float32) - 0.2
         vs, dR, ss, sigma = -number(0.2), number(0.1), number(), float(1.0 + number(5))
         if case % 8 == 3:
@@ -242,6 +259,8 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
             dR = torch.full_like(dR, math.inf)
         if case % 8 == 6:
             loss = f = torch.tensor(math.nan)
+        if case % 16 == 10:
+            vs = torch.full_like(vs, math.nan)
         if case % 8 == 7:  # a step as long as rounding: Tolerant leaves sigma
             vs, dR, f_trial, f = -number(1e-6), 0 * dR, loss, loss
         tested = not trusting or case % 5 > 1
