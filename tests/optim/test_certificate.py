@@ -233,6 +233,9 @@ def test_errors():
         certificate(model, iter(()), algorithm_1(model))
     with pytest.raises(ValueError, match="momentum=0 and metric=None"):
         certificate(model, data, algorithm_1(model, momentum=0.9), loss=F.mse_loss)
+    for decay in (0.1, "5e-4/step"):
+        with pytest.raises(ValueError, match=f"knows no weight decay, and weight_decay is {decay!r}"):
+            certificate(model, data, algorithm_1(model, weight_decay=decay), loss=F.mse_loss)
     with pytest.raises(ValueError, match="momentum=0 and metric=None"):
         certificate(model, data, algorithm_1(model, metric="adam"), loss=F.mse_loss)
     with pytest.raises(TypeError, match="needs the SR2 that trains the model, and got a ProxGEN"):

@@ -125,3 +125,10 @@ def test_a_wide_network_is_not_taken_whole():
 
     assert accuracy(eta2=0.8, gamma3="auto") > 0.8
     assert accuracy(eta2=0.99, gamma3=0.8) < 0.6
+
+
+def test_a_budget_that_is_not_reached_yet_says_nothing_of_it():
+    model = nn.Linear(6, 3)
+    optimizer = SR2(model, L0Ball(density=0.1), eta1=7.5e-4, reach=(1, 30), sigma=5.0)
+    optimizer.step(lambda: model(torch.ones(2, 6)).square().mean())
+    assert optimizer.rule.gamma3 == GAMMA3

@@ -95,21 +95,28 @@ def test_the_step_is_the_prox_in_the_metric(R):
 
 
 @pytest.mark.parametrize("R", [r for r in REGULARIZERS if r.strict], ids=repr)
-def test_under_a_budget_a_zero_must_be_wanted_four_times_as_much(R):
-    """The metric is 4 D where x is zero: the prox in that metric, still exact."""
+@pytest.mark.parametrize(("kind", "times"), [(SR2, 4.0), (ProxGEN, 1.0)])
+def test_under_a_budget_of_sr2_a_zero_must_be_wanted_four_times_as_much(R, kind, times):
+    """The metric is 4 D where x is zero: the prox in that metric, still exact. ProxGEN is as its paper has it."""
     model, loss = problem()
     weights = [p for p in model.parameters() if p.dim() > 1]
     with torch.no_grad():
         for x in weights:
             x[torch.rand_like(x) < 0.6] = 0.0
-    gs = torch.autograd.grad(loss(), weights)
-    D = [(g.abs() + 1e-8) * torch.where(x == 0, 4.0, 1.0) for g, x in zip(gs, weights, strict=True)]
-    steps = [0.1 / d for d in D]
-    expected = R.prox([x.detach() - s * g for x, s, g in zip(weights, steps, gs, strict=True)], steps)
-    ProxGEN(weights, R, lr=0.1, metric="adam").step(loss)
-    for x, z in zip(weights, expected, strict=True):
+    loss().backward()
+    D = [(x.grad.abs() + 1e-8) * torch.where(x == 0, times, 1.0) for x in weights]
+    us = [x.detach() - 0.1 / d * x.grad for x, d in zip(weights, D, strict=True)]
+    expected = R.prox(us, [0.1 / d for d in D])
+    if kind is ProxGEN:
+        ProxGEN(weights, R, lr=0.1, metric="adam").step()
+        found = weights
+    else:
+        (proposal,) = SR2(weights, R, sigma=10.0, momentum=0.0, weight_decay=0.0)._proposals()
+        proposal.turn()
+        found = proposal.regularizer.prox_of(us, proposal.steps)
+    for x, z in zip(found, expected, strict=True):
         torch.testing.assert_close(x.detach(), z, rtol=1e-4, atol=1e-5)
-        assert ((x == 0) == (z == 0)).float().mean() > 0.99
+        assert ((x == 0) == (z == 0)).float().mean() > 0.99  # Adam's average rounds g^2, and near ties may turn
 
 
 @pytest.mark.parametrize("R", COUPLED, ids=repr)

@@ -416,3 +416,13 @@ def test_auto_tests_one_of_so_many_at_least():
         tested.append(auto.due(pace, lambda: 0))
         pace.go_on(tested=tested[-1])
     assert [t for t, due in enumerate(tested) if due] == [0, 2, 6, 10, 14]
+
+
+def test_a_null_step_on_trust_leaves_x():
+    x = nn.Parameter(torch.ones(3))
+    optimizer = SR2([x], sigma=10.0, test_every=8, metric=None, momentum=0.0, weight_decay=0.0)
+    for _ in range(3):
+        optimizer.step(lambda: x.square().sum())
+    before = x.detach().clone()
+    optimizer.step(lambda: (0.0 * x).sum())
+    assert torch.equal(x, before)

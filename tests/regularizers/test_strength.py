@@ -22,6 +22,7 @@ from sr2.regularizers import (
     Lp,
     Nuclear,
     Rank,
+    Regularizer,
     Ridge,
 )
 from tests.registry import REGULARIZERS, RegularizerCase, pairs_of_entries
@@ -163,3 +164,23 @@ def test_what_is_taken_from_the_first_point_has_its_share_too() -> None:
 
     started = Started(9.0).at_strength(share(0.5)).start([torch.full((2,), 4.0)])
     assert started.value(torch.ones(3)) == 6.0
+
+
+class Nonnegative(Regularizer):
+    """x >= 0, as a user writes it."""
+
+    separable = convex = True
+
+    def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.where(x < 0, torch.inf, 0.0) for x in xs]
+
+    def prox_of(self, xs: Sequence[Tensor], steps: Sequence[object]) -> list[Tensor]:
+        return [x.clamp_min(0) for x in xs]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_constraint_of_ones_own_holds_at_any_strength(share: float) -> None:
+    R = Nonnegative().at_strength(torch.tensor(share, dtype=torch.float64))
+    inside, outside = torch.ones(3), torch.tensor([1.0, -1.0])
+    assert (R.value(inside), R.value(outside)) == (0.0, torch.inf)
+    assert R.decrease_of([outside], [R.prox(outside, 1.0)]) == torch.inf

@@ -259,7 +259,7 @@ class SR2(Reading, ProximalOptimizer):
     def _begun(self, closure: Closure | None) -> Iterator[None]:
         """A step from where R is finite, with a sigma; what a first step chose is forgotten if it fails."""
         state = self._search
-        if self._bound != [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]:
+        if self._bound != self._trained():
             self._bind()
         state.strengthen(self.reach)
         waits = self.rule.undecided or any(g["weight_decay"] == AUTO for g in self.param_groups)

@@ -182,10 +182,11 @@ class Scaled(Regularizer):
             object.__setattr__(self, name, getattr(regularizer, name))
 
     def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        return [self.share * terms for terms in self.regularizer.terms_of(xs)]
+        return [torch.where(terms.isinf(), terms, self.share * terms) for terms in self.regularizer.terms_of(xs)]
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
-        return self.share * self.regularizer.decrease_of(xs, zs)
+        decrease = self.regularizer.decrease_of(xs, zs)
+        return torch.where(decrease.isinf(), decrease, self.share * decrease)  # a constraint holds at any share
 
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         return self.regularizer.prox_of(xs, [self.share * step for step in steps])

@@ -96,6 +96,8 @@ class Proposal:
     """w of w x'Dx / 2, D the metric without sigma."""
     decaying: Sequence[bool] = ()
     """Which tensors it concerns."""
+    returns: float = RETURNS
+    """How many times as large the metric is, under a budget, where x is zero."""
     counted: list[bool] = field(default_factory=list)
     """Of which tensors this process counts the sums: all but those that another one has too. Not said, all."""
     together: Processes = ALONE
@@ -125,6 +127,7 @@ class Proposal:
         together: Processes = ALONE,
         decay: Step = 0.0,
         least_dim: int = 0,
+        returns: float = RETURNS,
     ) -> Proposal | None:
         """What this process has of the tensors of one group that take part in this step; None if there are none.
 
@@ -144,7 +147,8 @@ class Proposal:
         counted = [together.mesh is None or together.counts(p) for p in chosen]
         mine = [states[p] for p in chosen]
         decaying = [p.dim() >= least_dim for p in chosen]
-        return Proposal(regularizer, xs, gs, step, metric, direction, mine, decay, decaying, counted, together)
+        decays = (decay, decaying)
+        return Proposal(regularizer, xs, gs, step, metric, direction, mine, *decays, returns, counted, together)
 
     def turn(self) -> None:
         """v and the steps for these gradients, with the states that direction and metric remember."""
@@ -156,7 +160,7 @@ class Proposal:
                 over_all = partial(self.together.each, counted=self.counted)
                 D = one_number(D, self.regularizer.by_tensor, over_all)
             elif self.regularizer.strict:
-                D = [torch.where(x == 0, RETURNS * d, d) for d, x in zip(D, self.xs, strict=True)]
+                D = [torch.where(x == 0, self.returns * d, d) for d, x in zip(D, self.xs, strict=True)]
             self.steps = [self.step / d for d in D]
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)

@@ -22,7 +22,7 @@ from ..parts.rules import Rounding, Rule
 from ..parts.testing import LARGEST
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
-from .base import FAR, RETURNS, Proposal
+from .base import FAR, Proposal
 from .chosen import Budgets, known
 from .moments import Moments, aligned, alike, dense, laid_like
 from .pieces import Model
@@ -144,7 +144,7 @@ class FusedMove:
             DECAY=self.decays,
             PASS=kind,
             KEEPS=self._keeps,
-            RETURNS=RETURNS,
+            RETURNS=self.proposals[0].returns,
             CHUNK=CHUNK,
             BLOCK=BLOCK,
             num_warps=WARPS,

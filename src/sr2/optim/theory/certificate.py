@@ -122,6 +122,9 @@ def certificate(
             "the theorem is about plain gradients: certificate needs momentum=0 and metric=None, as "
             "SR2(model, R, **SR2.paper_defaults()) has them"
         )
+    decays = {group["weight_decay"] for group in optimizer.param_groups} - {0, "auto"}  # without a metric, "auto" is 0
+    if decays:
+        raise ValueError(f"the theorem knows no weight decay, and weight_decay is {decays.pop()!r}: give Ridge instead")
     if optimizer._processes.mesh is not None:
         raise ValueError("certificate needs whole parameters, and these are DTensors: load them into a plain network")
 
