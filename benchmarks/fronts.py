@@ -28,19 +28,19 @@ Point = tuple[float, float]
 def sr2(task: str, lam: float, seed: int) -> Point:
     problem = tasks.make(task, seed)
     optimizer = SR2(problem.model, L1(lam), steps=problem.steps)
-    zeros = _train(problem, optimizer)
+    zeros = train(problem, optimizer)
     with optimizer.averaged():
         recalibrate(problem)
-        return _error(problem), zeros
+        return error(problem), zeros
 
 
 def proxgen(lr: float, task: str, lam: float, seed: int) -> Point:
     problem = tasks.make(task, seed)
-    zeros = _train(problem, ProxGEN(problem.model, L1(lam), lr=lr, metric="adam", momentum=0.9))
-    return _error(problem), zeros
+    zeros = train(problem, ProxGEN(problem.model, L1(lam), lr=lr, metric="adam", momentum=0.9))
+    return error(problem), zeros
 
 
-def _train(problem: tasks.Problem, optimizer: Any) -> float:
+def train(problem: tasks.Problem, optimizer: Any) -> float:
     problem.model.train()
     for x, y in problem.batches():
         optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))
@@ -48,7 +48,7 @@ def _train(problem: tasks.Problem, optimizer: Any) -> float:
     return sum(int((p == 0).sum()) for p in weights) / sum(p.numel() for p in weights)
 
 
-def _error(problem: tasks.Problem) -> float:
+def error(problem: tasks.Problem) -> float:
     problem.model.eval()
     return problem.error(problem.validation)
 

@@ -56,7 +56,9 @@ class Tolerant(Rule):
         check_number(self, "rise", self.rise, 0)
         check_number(self, "eta2", self.eta2, 0, 1, open_low=True)
         check_number(self, "gamma1", self.gamma1, 1, open_low=True)
-        check_number(self, "gamma3", self.gamma3, 0, 1.0000001, open_low=True)
+        check_number(self, "gamma3", self.gamma3, 0, open_low=True)
+        if self.gamma3 > 1:
+            raise ValueError(f"Tolerant: gamma3 must be at most 1, and is {self.gamma3}")
         known = isinstance(self.usual, (int, float)) and not isinstance(self.usual, bool) and self.usual > 0
         if not self.undecided and not known:
             kinds = "a sigma above 0, math.inf for no warm-up, or 'auto'"
