@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ..numerics import capturing, local
 from .broken import sound_at_x
-from .moves.base import FAR, Move
+from .moves.base import Move
 from .parts.metrics import State
 from .parts.rules import Evidence, Rule
-from .parts.testing import LARGEST, Pace, Testing
+from .parts.testing import FAR, LARGEST, Pace, Testing
 from .processes import Processes
 from .state import Outcome, SearchState
 

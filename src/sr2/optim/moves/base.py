@@ -29,8 +29,6 @@ from ..processes import ALONE, Processes
 from ..state import Outcome
 from .pieces import Model, Piece, Way
 
-FAR = 10.0
-"""A loss so many times the largest one at a point that passed a test is a failure, where a step is not tested."""
 RETURNS = 4.0
 """Under a budget the metric is so many times as large where x is zero: an entry that was removed must be wanted four
 times as much as the one that it puts out, or a step of noise would bring it back."""

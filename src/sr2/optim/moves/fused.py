@@ -19,10 +19,10 @@ from torch import Tensor
 from ...numerics import capturing, take_if
 from ..parts.averaging import move_toward
 from ..parts.rules import Rounding, Rule
-from ..parts.testing import LARGEST
+from ..parts.testing import FAR, LARGEST
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET
-from .base import FAR, Proposal
+from .base import Proposal
 from .chosen import Budgets, known
 from .moments import Moments, aligned, alike, dense, laid_like
 from .pieces import Model

@@ -13,6 +13,8 @@ from numbers import Integral
 
 LARGEST = "largest_loss"
 """Of the points that passed a test, in the memory of a search."""
+FAR = 10.0
+"""A loss so many times the largest one at a point that passed a test is a failure, where a step is not tested."""
 LATEST = "latest_test"
 """The step of the last test."""
 
