@@ -79,7 +79,7 @@ class ProxGEN(ProximalOptimizer):
         loss = None if closure is None else loss_and_gradients(closure, self._parameters(), self._module)[0]
         for number, group in enumerate(self.param_groups):
             parts = (group["lr"], self.metric, self._direction_of(group))
-            proposal = Proposal.of(group, self.state, *parts, self._processes, group["weight_decay"], returns=1)
+            proposal = Proposal.of(group, self.state, *parts, self._processes, group["weight_decay"])
             if proposal is not None:
                 self._take(number, proposal)
         torch.clear_autocast_cache()  # inside a user's own region it holds casts of the weights before the step

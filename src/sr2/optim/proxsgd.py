@@ -103,9 +103,7 @@ class ProxSGD(ProximalOptimizer):
         loss = None if closure is None else loss_and_gradients(closure, self._parameters(), self._module)[0]
         self._count.t += 1
         for number, group in enumerate(self.param_groups):
-            proposal = Proposal.of(
-                group, self.state, 1.0, self.metric, self._direction_of(group), self._processes, returns=1
-            )
+            proposal = Proposal.of(group, self.state, 1.0, self.metric, self._direction_of(group), self._processes)
             if proposal is None:
                 continue
             (kept,), xs = self._take(number, proposal), proposal.xs

@@ -25,7 +25,7 @@ from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
 from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
-from .moves.base import Move, Proposal
+from .moves.base import RETURNS, Move, Proposal
 from .moves.fused import FusedMove
 from .moves.pieces import Model
 from .parts.averaging import Averaging, Reminder, as_averaging, averaged
@@ -203,14 +203,14 @@ class SR2(Reading, ProximalOptimizer):
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
         """Of every group x, g and what makes v and D."""
-        search, decays = self._search, sigma is None  # what is asked of f's curvature has no decay
-        sigma = sigma if sigma is not None else search.sigma if self.capturable else float(search.sigma)
+        w_of = self._search.decay_of if sigma is None else lambda _: 0.0  # what is asked of f's curvature has no decay
+        sigma = sigma if sigma is not None else self._search.sigma if self.capturable else float(self._search.sigma)
         step = sigma.reciprocal() if isinstance(sigma, Tensor) else 1.0 / sigma  # `/` has two launches
         parts = (step, self.metric, self.direction, self._processes)
         if self._bound is None:
             self._bind()
         made = [
-            Proposal.of({**group, "regularizer": R}, self.state, *parts, search.decay_of(group) if decays else 0.0, 2)
+            Proposal.of({**group, "regularizer": R}, self.state, *parts, w_of(group), 2, RETURNS)
             for group, R in zip(self.param_groups, self._in_force, strict=True)
         ]
         proposals = [p for p in made if p is not None]

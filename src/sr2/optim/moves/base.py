@@ -30,7 +30,7 @@ from ..state import Outcome
 from .pieces import Model, Piece, Way
 
 RETURNS = 4.0
-"""Under a budget the metric is so many times as large where x is zero: an entry that was removed must be wanted four
+"""Under a budget SR2's metric is so many times as large where x is zero: an entry that was removed must be wanted four
 times as much as the one that it puts out, or a step of noise would bring it back."""
 NEEDS_A_STEP = "momentum and metrics need a step before a CUDA graph is captured"
 
@@ -94,7 +94,7 @@ class Proposal:
     """w of w x'Dx / 2, D the metric without sigma."""
     decaying: Sequence[bool] = ()
     """Which tensors it concerns."""
-    returns: float = RETURNS
+    returns: float = 1.0
     """How many times as large the metric is, under a budget, where x is zero."""
     counted: list[bool] = field(default_factory=list)
     """Of which tensors this process counts the sums: all but those that another one has too. Not said, all."""
@@ -125,7 +125,7 @@ class Proposal:
         together: Processes = ALONE,
         decay: Step = 0.0,
         least_dim: int = 0,
-        returns: float = RETURNS,
+        returns: float = 1.0,
     ) -> Proposal | None:
         """What this process has of the tensors of one group that take part in this step; None if there are none.
 
