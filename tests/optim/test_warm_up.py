@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sr2 import L0, L1, NM, SR2, KeepZeros, L0Ball
+from sr2 import L0, L1, NM, SR2, KeepZeros, L0Ball, param_groups
 from sr2.metrics import Adam
 from sr2.rules import Ratio, Tolerant
 
@@ -108,3 +108,32 @@ def test_where_it_belongs_is_said(name):
 def test_a_usual_that_is_named_is_not_chosen():
     assert not Tolerant(usual=3.0).undecided
     assert not Ratio(gamma3=0.8).undecided
+
+
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 30), nn.LayerNorm(30), nn.Tanh(), nn.Linear(30, 3))
+
+
+@pytest.mark.parametrize("params", [lambda m: m, lambda m: param_groups(m, [("*", L1(0.0))])], ids=["module", "groups"])
+def test_a_network_that_was_trained_before_has_none(params):
+    model = normed()
+    first = train(model, SR2(params(model)), 10)
+    assert first.rule.usual == pytest.approx(10 / size(normed()))
+    again = train(model, SR2(params(model)), 1)
+    assert again.rule.usual == math.inf
+    resumed = SR2(params(model))
+    resumed.load_state_dict(first.state_dict())  # the same run goes on with what it had
+    assert resumed.rule.usual == first.rule.usual
+
+
+def test_a_scale_that_begins_small_is_none_that_was_trained():
+    model = normed()
+    torch.nn.init.constant_(model[1].weight, 1e-5)
+    assert train(model, SR2(model), 1).rule.usual == pytest.approx(10 / size(normed()))
+
+
+def test_who_names_the_usual_sigma_has_it():
+    model = normed()
+    train(model, SR2(model), 10)
+    assert train(model, SR2(model, rule=Tolerant(usual=50.0)), 1).rule.usual == 50.0

@@ -1,5 +1,6 @@
 """Decoupled weight decay: AdamW's, on every path, and rho sees all of it."""
 
+import copy
 import itertools
 import math
 from functools import partial
@@ -157,6 +158,31 @@ def test_by_default_it_follows_from_the_size_of_the_first_weights(R, options):
     resumed.load_state_dict(optimizer.state_dict())
     train(another, resumed, steps=3)
     assert resumed.param_groups[0]["weight_decay"] == optimizer.param_groups[0]["weight_decay"]
+
+
+@pytest.mark.parametrize(("steps", "relative"), [(391, 1.4 / 391), (100, 0.014), (70, 0.02), (7, 0.02), (1, 0.02)])
+def test_where_epochs_are_known_it_is_as_much_per_epoch(steps, relative):
+    model = network()
+    expected = relative / size(model)
+    optimizer = SR2(model, steps_per_epoch=steps)
+    copied, twin = copy.deepcopy((optimizer, model))
+    for o, m in ((optimizer, model), (copied, twin)):
+        train(m, o, steps=1)
+        assert o.param_groups[0]["weight_decay"] == pytest.approx(expected, rel=1e-12)
+    assert SR2(network(), weight_decay=0.1, steps_per_epoch=steps).param_groups[0]["weight_decay"] == 0.1
+
+
+@pytest.mark.parametrize("wrong", [0, -3, 2.5, "len(loader)", True])
+def test_what_is_no_number_of_steps_per_epoch(wrong):
+    with pytest.raises(ValueError, match=r"steps_per_epoch .* must be an integer of at least 1, and is "):
+        SR2(network(), steps_per_epoch=wrong)
+
+
+def test_a_copy_takes_another_group():
+    model = network()
+    copied = copy.deepcopy(SR2(model, L1(1e-3)))
+    copied.add_param_group({"params": [nn.Parameter(torch.ones(2, 2, dtype=torch.float64))]})
+    assert [g["weight_decay"] for g in copied.param_groups] == [0.0, "auto", 0.0]
 
 
 def test_a_group_that_comes_later_has_it_too():

@@ -93,12 +93,11 @@ class SR2(Reading, ProximalOptimizer):
             Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
             themselves per step; SR2 also takes "5e-4/step", and "auto": 0.0036 / rms(x_0), and 0 under a penalty.
-        schedule: what depends on the number of steps, an object of `sr2.schedules`; `cooldown=(first, last)` is
-            shorthand for `Cooldown(first, last)`.
-        reach: (first, last), the steps between which R comes to its full strength: a budget shrinks from everything to
-            its own along a cubic, a lambda grows from 0 (see `sr2.schedules.Reach`).
-        steps: how many steps there will be. The last three tenths are a cooldown, and a budget shrinks from step
-            0.1 n to step 0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
+        steps_per_epoch: len(loader); "auto" is then min(0.02, 1.4 / len(loader)) / rms(x_0), as much per epoch.
+        schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
+        reach: (first, last), the steps between which a budget shrinks or a lambda grows (see `sr2.schedules.Reach`).
+        steps: how many there will be. The last three tenths are a cooldown, and a budget shrinks from step 0.1 n to
+            0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
         average: keep an average of the iterates too, True or an object of `sr2.averaging`, True; see `averaged`.
         test_every: k evaluates x + s only at every k-th step, the first one included. In between it is kept on trust,
             at the price of one forward and backward; where a test fails, x goes back to the last point that passed, of
@@ -137,6 +136,7 @@ class SR2(Reading, ProximalOptimizer):
         schedule: Schedule | None = None,
         reach: tuple[int, int] | None = None,
         steps: int | None = None,
+        steps_per_epoch: int | None = None,
         average: bool | str | Averaging = "auto",
         test_every: int | str = 1,
         penalize: str = "weights",
@@ -159,7 +159,7 @@ class SR2(Reading, ProximalOptimizer):
         self.averaging, self.testing = as_averaging(said(average, default.average)), as_testing(test_every)
         check_options(self, capturable)
         shared: dict[str, Any] = {"metric": said(metric, default.metric), "penalize": penalize, "foreach": foreach}
-        self._decay = Decay.of(weight_decay, default.weight_decay)
+        self._decay = Decay.of(weight_decay, default.weight_decay, steps_per_epoch)
         super().__init__(params, regularizer, {"weight_decay": 0.0}, capturable=capturable, compile=compile, **shared)
         self.reach = planned_reach(reach, steps, (group["regularizer"] for group in self.param_groups))
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
@@ -270,8 +270,8 @@ class SR2(Reading, ProximalOptimizer):
             with start.or_nothing(state, self.param_groups) as left:
                 start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
                 if waits:
-                    seen = start.seen_at_x0(self._penalized(), self.metric, self._processes)
-                    state.chosen |= start.choose(self.rule, self.param_groups, *seen)
+                    seen = start.seen_at_x0(self.param_groups, self._penalized(), self.metric, self._processes)
+                    state.chosen |= seen.choose(self.rule, self._decay, self.param_groups)
                     self._take_constants()
                 if not state.sigma_known:
                     self._estimate(closure)

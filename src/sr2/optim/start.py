@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
 from .closure.losses import NO_SPARSE, Closure
 from .curvature import LARGEST, estimate_sigma0, leaves_half
-from .parts.decay import decide
+from .parts.decay import Decay
 from .parts.metrics import Metric
 from .parts.rules import Rule
 from .processes import Processes, check_together, parallel
@@ -201,25 +201,46 @@ def say_absurd(curvature: float, sigma: float) -> None:
         tell(f"sigma_0 came out as {sigma:.3g}, with which x hardly moves: give sigma=, or look at the first batch")
 
 
-def choose(rule: Rule, groups: Iterable[dict[str, Any]], R: float, size: float) -> dict[str, Any]:
-    """The rule's constants that follow from x_0, by name; and the groups get theirs."""
-    decide(groups, size)
-    return rule.choose(R, size)
+class Seen(NamedTuple):
+    """What "auto" follows from."""
+
+    R: float
+    """R(x_0)."""
+    size: float
+    """The root mean square of the nonzeros of tensors of two dimensions or more. It is 0, for nothing, where a step of
+    1 / sigma is not to be compared with it, in a metric that does not make steps of that size."""
+    trained: bool
+    """The network was trained before: what is learnt does not bear the steps of a fresh one."""
+
+    def choose(self, rule: Rule, decay: Decay, groups: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """The rule's constants by name; and the groups get their weight decay."""
+        decay.decide(groups, self.size)
+        return rule.choose(self.R, 0.0 if self.trained else self.size)
 
 
-def seen_at_x0(penalized: Penalized, metric: Metric | None, together: Processes) -> tuple[float, float]:
-    """R(x_0) and the size of the weights there, from which a rule may take its constants.
-
-    The size is the root mean square of the nonzeros of tensors of two dimensions or more. It is 0, for nothing, where a
-    step of 1 / sigma is not to be compared with it, in a metric that does not make steps of that size.
-    """
+def seen_at_x0(
+    groups: Sequence[Mapping[str, Any]], penalized: Penalized, metric: Metric | None, together: Processes
+) -> Seen:
+    """What a rule and a weight decay may take their constants from."""
     if capturing():
         raise RuntimeError("what the rule takes from x_0 needs a step before a CUDA graph is captured")
     R: list[Any] = [value_at(r, params, together) for r, params in penalized if r is not None and params]
+    trained = _was_trained(groups, together)
     if metric is None or not metric.normalizes:
-        return float(sum(R)), 0.0
+        return Seen(float(sum(R)), 0.0, trained)
     weights = [local(p).detach() for _, params in penalized for p in params if p.dim() > 1 and together.counts(p)]
     sums = [torch.zeros(2, dtype=torch.float64, device="cpu")]
     sums += [torch.stack([exact_sum(wide(x).square()).cpu(), (x != 0).sum().double().cpu()]) for x in weights]
     square, count = together.sum(torch.stack(sums).sum(0)).tolist()
-    return float(sum(R)), math.sqrt(square / count) if count else 0.0
+    return Seen(float(sum(R)), math.sqrt(square / count) if count else 0.0, trained)
+
+
+def _was_trained(groups: Sequence[Mapping[str, Any]], together: Processes) -> bool:
+    """Whether the entries of some norm's scale differ: no network begins so.
+
+    A scale is a parameter of one dimension that is called `weight`. Where parameters have no names, nobody knows.
+    """
+    named = (pair for group in groups for pair in zip(group.get("param_names", ()), group["params"], strict=False))
+    scales = [local(p).detach() for name, p in named if p.dim() == 1 and name.rpartition(".")[2] == "weight"]
+    differ = any(bool((x != x[0]).any()) for x in scales if x.numel() > 1)
+    return float(together.sum(torch.tensor(float(differ), dtype=torch.float64, device="cpu"))) > 0

@@ -146,7 +146,7 @@ def sr2(*, planned: bool = False, equal_time: bool = False, **options: Any) -> M
     """The library's SR2 with its average; the task's own penalty is a regularizer. Without options, as it comes.
 
     Args:
-        planned: it is told the number of steps.
+        planned: it is told the number of steps, and how many an epoch has.
         equal_time: it takes as many steps as fit into the time of AdamW's, see `times`.
         options: of SR2.
     """
@@ -157,7 +157,7 @@ def sr2(*, planned: bool = False, equal_time: bool = False, **options: Any) -> M
             costs = measure(problem, **options)
             steps = min(steps, costs.affordable(steps, options.get("test_every", 1)))
             numbers = {f"cost_{name}": float(value) for name, value in vars(costs).items()}
-        given = options | ({"steps": steps} if planned else {})
+        given = options | ({"steps": steps, "steps_per_epoch": problem.steps_per_epoch} if planned else {})
         started = time.process_time()
         optimizer = SR2(problem.model, L1(problem.l1) if problem.l1 else None, **given)
         problem.model.train()

@@ -41,6 +41,12 @@ class Problem:
     optimum: float = math.nan  # F there, where it is known
     moved: bool = False  # images of a batch are shifted by up to two pixels and mirrored half of the time
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many batches the training part has; windows of a text are drawn anywhere."""
+        one = self.batch_size * (text.LENGTH if self.kind == "text" else 1)
+        return len(self.train[0]) // one
+
     def batches(self) -> Iterator[Batch]:
         """The same batches for every optimizer: whole random passes over the training part."""
         draw = np.random.default_rng(1000 + self.seed)

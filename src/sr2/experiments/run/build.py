@@ -67,6 +67,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, steps: int = 1) -> Proxi
             options["batch_growth"] = optim.BatchGrowth(kappa, config.batch, largest=config.largest_batch)
         if options.pop("cooldown", None) is not None and cools_by_itself(config.optimizer):
             options["cooldown"] = cooldown_steps(config, steps)
+        if options.get("steps_per_epoch") == "auto":
+            options["steps_per_epoch"] = max(1, steps // config.epochs)
         given = _given(config)
         if _plans(config, regularizer):
             given["steps"] = max(2, steps)
@@ -194,6 +196,8 @@ def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
     }
     if "direction" not in config.options:
         chosen["momentum"] = made.momentum
+    if chosen["weight_decay"] == "auto":
+        chosen["steps_per_epoch"] = "auto"  # the run knows it; older runs were not told
     if isinstance(made.schedule, Cooldown) and "schedule" not in config.options:  # of steps=n, where none was named
         chosen["cooldown"] = round(1 - COOLS_FROM, 3)
     if "rule" not in config.options:

@@ -6,6 +6,12 @@ sqrt(2 w / sigma). w has the unit of 1 / x: "auto" is `SHARE` / size, with the r
 So twice as large a start is the same run, in other units. A w for all networks is not: 0.3 is right for a ResNet-18
 whose weights begin at 0.012, and five times too much for a DenseNet-121 that begins at 0.055 (docs/defaults.md).
 
+How much a network should forget depends on how soon it sees an example again. Decay makes the weights an average of the
+updates of the last sigma / w steps, and that window is best counted in epochs (Wang and Aitchison, *How to set AdamW's
+weight decay as you scale model and dataset size*). `SHARE` is right for the 391 batches that an epoch of CIFAR-10 has.
+Where their number is said (`SR2(steps_per_epoch=len(loader))`), "auto" is `PER_EPOCH` / (number size), at most
+`MOST` / size.
+
 A share per step, kappa, is w = kappa sigma: the same at every step, as in the recipes of SGD. It is stronger medicine:
 where sigma is large, steps are short, and what they learn is lost again (0.04 / sqrt(t + 64) ruined a GPT).
 """
@@ -16,12 +22,16 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...regularizers.base import Regularizer, is_real, shown
+from ...regularizers.base import Regularizer, check_integer, is_real, shown
 
 PER_STEP = "/step"
 AUTO = "auto"
 SHARE = 0.0036
 """w times the size of the first weights: where a step is a tenth of them, 0.036 % of a weight is lost."""
+PER_EPOCH = 1.4
+"""The same times the steps of an epoch: 14 % of a weight are lost per epoch, so that the window is seven epochs."""
+MOST = 0.02
+"""Of a few steps per epoch: a window of 500 steps is the shortest that networks with norms bear (docs/choices.md)."""
 
 
 def share(weight_decay: float | str) -> float | None:
@@ -48,14 +58,17 @@ class Decay(NamedTuple):
 
     said: float | str | None
     unsaid: float | str
+    steps_per_epoch: int | None = None
 
     @staticmethod
-    def of(given: float | str, default: float | str) -> Decay:
+    def of(given: float | str, default: float | str, steps_per_epoch: int | None = None) -> Decay:
         """What was said; "auto" is the default."""
+        if steps_per_epoch is not None:
+            check_integer("SR2", "steps_per_epoch (len(loader))", steps_per_epoch, 1)
         if isinstance(given, str) and given == AUTO:
-            return Decay(None, default)
+            return Decay(None, default, steps_per_epoch)
         share(given)  # or an error
-        return Decay(given, default)
+        return Decay(given, default, steps_per_epoch)
 
     def under(self, regularizer: Regularizer | None) -> float | str:
         """What was said; else the default, but nothing under a penalty: it shrinks the weights itself.
@@ -74,17 +87,20 @@ class Decay(NamedTuple):
         decay = (self if own.said is None else own).under(group.get("regularizer", regularizer))
         return {**group, "weight_decay": decay}
 
+    def decide(self, groups: Iterable[dict[str, Any]], size: float) -> None:
+        """What "auto" is at the step that first meets it, as a number that is saved with the group.
 
-def decide(groups: Iterable[dict[str, Any]], size: float) -> None:
-    """What "auto" is at the step that first meets it, as a number that is saved with the group.
+        Args:
+            groups: those of the optimizer.
+            size: of the weights at x_0; 0 in a metric in which it says nothing.
 
-    `size` is 0 in a metric in which it says nothing.
-
-    >>> groups = [{"weight_decay": "auto"}, {"weight_decay": 0.1}]
-    >>> decide(groups, 0.012)
-    >>> [round(group["weight_decay"], 6) for group in groups]
-    [0.3, 0.1]
-    """
-    for group in groups:
-        if group["weight_decay"] == AUTO:
-            group["weight_decay"] = SHARE / size if size > 0 else 0.0
+        >>> groups = [{"weight_decay": "auto"}, {"weight_decay": 0.1}]
+        >>> Decay(None, AUTO).decide(groups, 0.012)
+        >>> [round(group["weight_decay"], 6) for group in groups]
+        [0.3, 0.1]
+        """
+        steps = self.steps_per_epoch
+        relative = SHARE if steps is None else min(PER_EPOCH / steps, MOST)
+        for group in groups:
+            if group["weight_decay"] == AUTO:
+                group["weight_decay"] = relative / size if size > 0 else 0.0
