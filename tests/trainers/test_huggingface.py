@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sr2 import L1, SR2, param_groups
+from sr2 import L1, NM, SR2, param_groups, sparsity
+from sr2.schedules import Cooldown
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -78,6 +79,31 @@ def test_accumulation_is_one_step_on_all_parts(tmp_path, said):
     assert parts._sr2.counts == whole._sr2.counts
     assert parts.state.log_history[0]["loss"] == pytest.approx(whole.state.log_history[0]["loss"], rel=1e-4)
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("options", "schedule", "decay"),
+    [
+        ({}, Cooldown(17, 24), 0.03),  # three epochs of eight steps
+        ({"sigma": 100.0, "weight_decay": 0.1}, Cooldown(17, 24), None),
+        ({"steps": 1000}, Cooldown(700, 1000), 0.0036),
+        ({"eta2": 0.5}, None, None),
+    ],
+    ids=str,
+)
+def test_it_tells_how_long_the_run_is(tmp_path, options, schedule, decay):
+    model = without_dropout()
+    size = torch.cat([p.detach().flatten() for p in model.parameters() if p.dim() > 1])
+    trainer = made(tmp_path, model, steps=-1, num_train_epochs=3)
+    trainer._options, trainer._regularizer = options, NM(2, 4)
+    trainer.train()
+    assert trainer._sr2.schedule == schedule
+    assert (trainer._sr2.reach is None) == (schedule is None)
+    if decay is not None:
+        expected = decay / float(size[size != 0].square().mean().sqrt())
+        assert trainer._sr2.param_groups[0]["weight_decay"] == pytest.approx(expected, rel=1e-5)
+    if options == {}:
+        assert sparsity(trainer.model.bert.encoder).fraction > 0.45
 
 
 def test_the_log_has_the_inverse_of_sigma(tmp_path):

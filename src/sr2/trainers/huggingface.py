@@ -19,10 +19,15 @@ from ..optim.sr2 import SR2
 from ..regularizers.base import Regularizer
 
 Rules = list[tuple[Any, Regularizer | None]]
+ALONE = {"steps", "cooldown", "schedule", "epsilon", "batch_growth", "eta1", "eta2", "gamma1", "gamma2", "gamma3"}
+"""Who names one of these says how the run ends, or wants Algorithm 1, which goes on as long as one lets it."""
 
 
 class SR2Trainer(Trainer):
     """`Trainer` that trains with SR2: accumulation, bf16, checkpoints and logs as ever; `learning_rate` is 1 / sigma.
+
+    SR2 is told how many steps there will be, and how many an epoch has: a budget is reached, and the last steps are
+    short. A constant of Algorithm 1 among the options, or `steps` itself, has the last word.
 
     Args:
         regularizer: R of the weights, or the rules of `sr2.param_groups`.
@@ -42,16 +47,25 @@ class SR2Trainer(Trainer):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._regularizer, self._options = regularizer, sr2 or {}
+        self._told: dict[str, Any] = {}
         self._kept: list[Any] = []
+
+    def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
+        """Those of `Trainer`, which SR2 wants to know."""
+        _, steps_per_epoch, *_, steps = found = super().set_initial_training_values(*args, **kwargs)
+        if not ALONE & self._options.keys():
+            self._told = {"steps": max(2, steps), "steps_per_epoch": steps_per_epoch}
+        return found
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         """SR2 on the model; the step that the trainer asks for has been taken by `training_step`."""
         if self.optimizer is None:
             model, R = self.model if model is None else model, self._regularizer
+            options = {**self._told, **self._options}
             if R is None or isinstance(R, Regularizer):
-                self._sr2 = _Taken(model, R, **self._options)
+                self._sr2 = _Taken(model, R, **options)
             else:
-                self._sr2 = _Taken(param_groups(model, R), **self._options)
+                self._sr2 = _Taken(param_groups(model, R), **options)
             self.optimizer = self._sr2
         return self.optimizer
 

@@ -115,6 +115,11 @@ class Bench:
         self._compiled = torch.compile(self._loss) if self.cuda else self._loss
 
     @property
+    def steps_per_epoch(self) -> int:
+        """How many batches of windows the training text has, at least one."""
+        return max(1, len(self.texts.train) // (self.size.batch * self.size.length))
+
+    @property
     def options(self) -> dict[str, Any]:
         """What an optimizer is told of the run."""
         return {"steps": self.steps, "capturable": self.cuda}

@@ -56,7 +56,8 @@ def sr2(regularizer: Regularizer | None = None, **options: Any) -> Callable[[Ben
 
     def make(bench: Bench) -> Optimizer:
         rules = [("embed.*", None), ("place", None), ("*.bias", None), ("*norm*", None), ("*", regularizer)]
-        given = {"autocast": bench.autocast, **bench.options, **options}
+        told = {"autocast": bench.autocast, "steps_per_epoch": bench.steps_per_epoch}
+        given = {**told, **bench.options, **options}
         return SR2(param_groups(bench.model, rules), **given)
 
     return make

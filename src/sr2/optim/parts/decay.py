@@ -30,8 +30,8 @@ SHARE = 0.0036
 """w times the size of the first weights: where a step is a tenth of them, 0.036 % of a weight is lost."""
 PER_EPOCH = 1.4
 """The same times the steps of an epoch: 14 % of a weight are lost per epoch, so that the window is seven epochs."""
-MOST = 0.02
-"""Of a few steps per epoch: a window of 500 steps is the shortest that networks with norms bear (docs/choices.md)."""
+MOST = 0.03
+"""Of a few steps per epoch: a window of 330 steps is the shortest that networks with norms bear (docs/choices.md)."""
 
 
 def share(weight_decay: float | str) -> float | None:
