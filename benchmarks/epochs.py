@@ -1,7 +1,7 @@
 """`python -m benchmarks.epochs`: which share of a weight should a step take, where an epoch has few or many steps?
 
 Fashion-MNIST, images and epochs varied, a share of the labels drawn anew; errors on 10,000 held-out training images,
-last iterate. The share per step is that at the usual sigma; the default is 0.00036, with `steps_per_epoch` 0.14 of an epoch.
+last iterate. The share is that at the usual sigma: by default 0.00036 per step, with `steps_per_epoch` 0.14 per epoch.
 """
 
 from __future__ import annotations
