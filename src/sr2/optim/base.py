@@ -49,7 +49,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
     """
 
     _twin: torch.Generator | None = None  # of the CUDA graph that is being captured
-    _carried = frozenset({"_module", "_search", "_given", "_count"})  # by a copy, beside public options
+    _carried = frozenset({"_module", "_search", "_given", "_decay", "_count"})  # by a copy, beside public options
 
     def __init__(
         self,
