@@ -50,6 +50,11 @@ def gradients_of(result: object, parameters: Sequence[Tensor], module: nn.Module
             )
         if not filled:
             _backward(losses)
+    # With gradient_as_bucket_view they are views of DistributedDataParallel's buckets, which the next backward of this
+    # closure, at x + s, fills anew.
+    for p in parameters if filled else ():
+        if p.grad is not None and p.grad._is_view():
+            p.grad = p.grad.clone()
     return as_loss(result), filled
 
 
