@@ -19,6 +19,10 @@ NO_SPARSE = (
     "sparse gradients are not supported, since R moves every entry at every step: "
     "use dense ones, as nn.Embedding(..., sparse=False) gives"
 )
+NEEDS_GRADIENTS = (
+    "at x + s the closure is called without gradients, and it takes a derivative itself: put its body under "
+    "`with torch.enable_grad():`"
+)
 
 
 def loss_and_gradients(
