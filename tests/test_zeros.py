@@ -88,6 +88,13 @@ def test_named_tensors_are_a_model_too():
     assert prune_(tensors, 2.0).fraction == 1.0
 
 
+def test_a_state_dict_may_hold_masks_and_counters():
+    state = {"weight": torch.tensor([0.0, 0.1, 2.0]), "mask": torch.tensor([True, False]), "steps": torch.tensor(3)}
+    assert [t.zeros for t in sparsity(state).tensors] == [1, 1, 0]
+    assert [t.zeros for t in prune_(state, 0.5).tensors] == [2, 1, 0]
+    assert state["mask"].tolist() == [True, False]
+
+
 def test_nothing_at_all():
     assert (sparsity(nn.ReLU()).zeros, sparsity(nn.ReLU()).total, sparsity(nn.ReLU()).fraction) == (0, 0, 0.0)
     assert "total" in str(sparsity(nn.ReLU()))

@@ -93,14 +93,20 @@ def cut(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """Its memory as one vector, so that tensors of several dtypes share launches; x where that is not in one piece."""
+    """Its memory as one vector, so that tensors of several dtypes share launches; x where that is not in one piece.
+
+    Of a conjugate, which is a view with a flag, it is what the flag is on: torch copies no lists of them.
+    """
     plain = x.is_contiguous() and not x.is_complex() and not x.is_quantized
-    return x.detach().view(-1).view(torch.uint8) if plain else x
+    return x.detach().view(-1).view(torch.uint8) if plain else x.conj() if x.is_conj() else x
 
 
 def is_expanded(x: Tensor) -> bool:
-    """Whether entries share their memory, so that nobody can write them in place."""
-    strides = x.stride()
+    """Whether entries share their memory, so that nobody can write them in place; nor where there are no strides."""
+    try:
+        strides = x.stride()
+    except RuntimeError:  # CSR and nested tensors
+        return True
     return 0 in strides and any(stride == 0 and size > 1 for stride, size in zip(strides, x.shape, strict=True))
 
 

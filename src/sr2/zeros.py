@@ -76,7 +76,7 @@ def sparsity(model: Tensors, threshold: float = 0.0) -> Sparsity:
     check_number("sparsity", "threshold", threshold, 0)
     named = list(_named(model))
     with torch.no_grad():
-        counts = [whole((p.abs() <= threshold).sum()) for _, p in named]
+        counts = [whole(_at_most(p, threshold).sum()) for _, p in named]
         zeros = torch.stack([c.cpu() for c in counts]).tolist() if counts else []
     return Sparsity(
         float(threshold),
@@ -95,7 +95,7 @@ def prune_(model: Tensors, alpha: float) -> Sparsity:
     named = list(_named(model))
     with torch.no_grad():
         for _, p in named:
-            p.masked_fill_(p.abs() <= alpha, 0.0)
+            p.masked_fill_(_at_most(p, alpha), 0.0)
     return sparsity(named)
 
 
@@ -130,6 +130,11 @@ def keep_zeros(model: Tensors, optimizer: torch.optim.Optimizer) -> RemovableHan
             p.masked_fill_(zero.to(p.device), 0.0)
 
     return optimizer.register_step_post_hook(put_back)
+
+
+def _at_most(p: Tensor, bound: float) -> Tensor:
+    """Where |w| <= bound; a mask, as a state dict may hold one, has no magnitude but its own."""
+    return (p if p.dtype == torch.bool else p.abs()) <= bound
 
 
 def _named(model: Tensors) -> Iterator[tuple[str, Tensor]]:

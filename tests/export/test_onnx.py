@@ -77,6 +77,30 @@ def test_batch_norm_behind_something_shared_stays():
     assert isinstance(fold_batch_norm(model, torch.zeros(1, 3, 2, 2)).norm, nn.BatchNorm2d)
 
 
+@pytest.mark.parametrize(
+    ("norm", "x"),
+    [
+        (nn.BatchNorm1d(6, affine=False), torch.randn(4, 8)),
+        (nn.BatchNorm1d(5), torch.randn(4, 5, 8)),  # over the steps of a sequence, and not over the layer's outputs
+        (nn.BatchNorm1d(6), torch.randn(4, 6, 8)),
+    ],
+    ids=["no weight", "sequence", "sequence as long as the layer is wide"],
+)
+def test_batch_norm_behind_a_linear_layer_that_is_no_part_of_it_stays(norm, x):
+    norm.running_mean.normal_(generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(8, 6), norm).eval()
+    folded = fold_batch_norm(model, x)
+    torch.testing.assert_close(folded(x), model(x))
+    assert isinstance(folded[1], nn.BatchNorm1d)
+
+
+def test_what_onnxruntime_does_not_run_is_one_sentence(tmp_path):
+    model = nn.Linear(4, 2).bfloat16()
+    with pytest.raises(ValueError, match=r"onnxruntime does not run .*bfloat16.*model.float\(\)"):
+        to_onnx(model, torch.zeros(1, 4, dtype=torch.bfloat16), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_onnxruntime_one_sentence():
     code = (
         "import sys; sys.modules['onnxruntime'] = None\n"

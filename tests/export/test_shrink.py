@@ -407,11 +407,12 @@ def test_training_types_and_layouts_come_back():
     model = vgg().train().bfloat16()
     model[0].weight.requires_grad_(False)
     model[4].to(memory_format=torch.channels_last)
+    model[1].eval()  # batch norm that is frozen, in a network that trains
     with torch.no_grad():
         model[0].weight[:4], model[0].bias[:4], model[1].bias[:4] = 0, 0, -1
     small = shrink(model, torch.zeros(1, 3, 16, 16, dtype=torch.bfloat16), verbose=False)
-    assert model.training
-    assert not small.training
+    assert [m.training for m in model.modules()] == [True, True, False, *[True] * (len(model) - 2)]
+    assert not any(m.training for m in small.modules())
     assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
     assert not small[0].weight.requires_grad
     assert small[4].weight.requires_grad

@@ -80,6 +80,16 @@ def test_afterwards_batch_norm_is_that_of_the_last_iterate_again():
     assert all(torch.equal(b, old) for b, old in zip(model.buffers(), before, strict=True))
 
 
+def test_a_buffer_that_nobody_can_write_does_not_keep_x_from_coming_back():
+    """As the position numbers of many transformers, which are expanded."""
+    model = network()
+    model.register_buffer("positions", torch.arange(3.0).expand(4, -1))
+    _, optimizer, points = run(model=model)
+    with optimizer.averaged():
+        assert not torch.equal(model[0].weight, points[-1][0])
+    assert all(torch.equal(p, x) for p, x in zip(model.parameters(), points[-1], strict=True))
+
+
 def test_a_checkpoint_that_is_saved_inside_is_told():
     _, optimizer, _ = run()
     with optimizer.averaged(), pytest.warns(UserWarning, match="inside averaged.*after the with block") as found:

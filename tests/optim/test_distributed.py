@@ -33,6 +33,7 @@ def work(rank, folder):
             "impure": impure(rank),
             "growing": growing(rank),
             "sharded": sharded(),
+            "in buckets": [filled(rank, gradient_as_bucket_view=view) for view in (False, True)],
         }
         torch.save(found, f"{folder}/{rank}")
         dist.barrier()
@@ -99,6 +100,24 @@ def estimated_and_compiled(rank):
         "sigmas": sigmas,
         "weights": {n: p.detach() for n, p in inner.named_parameters()},
     }
+
+
+def filled(rank, **options):
+    """A closure that fills the gradients, as Lightning's, whose second backward goes through the same buckets."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(6, 3), **options)
+    optimizer = SR2(model, L1(1e-3))
+    x, y = torch.randn(2, 8, 6)[rank], torch.randn(2, 8, 3)[rank]
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+    return [p.detach() for p in model.parameters()]
 
 
 def mistakes(rank):
@@ -206,6 +225,11 @@ def test_parts_of_the_weights_are_the_weights(found):
         assert torch.equal(x, z)
         torch.testing.assert_close(x, expected, rtol=1e-8, atol=1e-10)
         assert torch.equal(x == 0, expected == 0)
+
+
+def test_gradients_may_be_views_of_buckets(found):
+    for process in found:
+        assert same_bits(*process["in buckets"])
 
 
 def test_what_would_let_them_part_is_said(found):

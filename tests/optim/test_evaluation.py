@@ -132,6 +132,29 @@ def test_buffers_that_are_made_late_or_expanded(capturable):
     assert optimizer.counts["accepted"] == 5
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("capturable", [False, True])
+def test_buffers_of_every_layout_stay(capturable):
+    """CSR and nested tensors have no strides, and a conjugate is a view with a flag, as of the kernel of an FFT."""
+    model = nn.Linear(10, 3)
+    buffers = {
+        "coo": torch.eye(3).to_sparse(),
+        "csr": torch.eye(3).to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
+        "conjugate": torch.fft.rfft(torch.arange(4.0)).conj(),
+        "complex": torch.fft.rfft(torch.arange(4.0)),
+    }
+    for name, buffer in buffers.items():
+        model.register_buffer(name, buffer)
+    optimizer = SR2(model, L1(1e-4), sigma=5.0, capturable=capturable)
+    for _ in range(3):
+        optimizer.step(lambda: F.cross_entropy(model(X), Y))
+    with optimizer.averaged():
+        pass
+    assert all(getattr(model, name) is buffer for name, buffer in buffers.items())
+    assert torch.equal(model.conjugate, model.complex.conj())
+
+
 def test_a_broken_first_step_takes_a_late_buffer_back():
     model = Counts()
     with pytest.raises(FloatingPointError):

@@ -48,6 +48,7 @@ def test_a_new_group_and_an_estimate_show_it_too(capturable):
     assert float(optimizer.param_groups[1]["lr"]) == 1.0 / optimizer.sigma
     extra = nn.Parameter(torch.ones(3))
     optimizer.add_param_group({"params": [extra]})
+    assert float(optimizer.param_groups[2]["lr"]) == 1.0 / optimizer.sigma  # for whoever reads it before the next step
     optimizer.step(lambda: closure() + extra.square().sum())
     assert float(optimizer.param_groups[2]["lr"]) == 1.0 / optimizer.sigma
 

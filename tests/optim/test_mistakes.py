@@ -141,6 +141,38 @@ def test_a_graph_that_is_used_up():
         optimizer.step(lambda: [loss, 0.5 * loss])
 
 
+def penalty_of_slopes(model):
+    """As in a physics-informed loss: a derivative by the input is a part of it."""
+    x = X.clone().requires_grad_()
+    (slopes,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return slopes.square().mean()
+
+
+def test_a_closure_that_differentiates_by_itself_needs_gradients_at_the_trial_point_too():
+    model = network()
+    optimizer = SR2(model, L1(1e-4), sigma=300.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"with torch.enable_grad\(\):") as raised:
+        optimizer.step(lambda: penalty_of_slopes(model))
+    assert "does not require grad" in str(raised.value.__cause__)
+    assert all(torch.equal(p, x) for p, x in zip(model.parameters(), before, strict=True))
+    optimizer.step(torch.enable_grad()(lambda: penalty_of_slopes(model)))
+    assert optimizer.last_step.accepted
+
+
+@every
+def test_a_regularizer_that_is_written_into_a_group_is_checked_too(case):
+    model = network()
+    optimizer = case.make(model)
+    optimizer.param_groups[0]["regularizer"] = "l1"
+    with pytest.raises(TypeError, match="'l1'"):
+        optimizer.step(lambda: F.cross_entropy(model(X), Y))
+    if not case.takes(L0(1e-3)):
+        optimizer.param_groups[0]["regularizer"] = L0(1e-3)
+        with pytest.raises(ValueError, match="convex"):
+            optimizer.step(lambda: F.cross_entropy(model(X), Y))
+
+
 # ---- what the closure returns
 
 

@@ -89,12 +89,23 @@ def test_add_param_group_mid_run(case):
 
 
 @every
-def test_sparse_gradients_are_an_error(case):
+@pytest.mark.filterwarnings("ignore:there were gradients before this step")
+@pytest.mark.parametrize("kind", ["forward", "filled", "there before"])
+def test_sparse_gradients_are_an_error(case, kind):
     embedding = nn.Embedding(10, 3, sparse=True)
     optimizer = case.make(embedding, L1(0.1))
     before = embedding.weight.detach().clone()
+
+    def closure():
+        loss = embedding(torch.tensor([1, 2])).sum()
+        if kind == "filled":
+            loss.backward()
+        return loss
+
+    if kind == "there before":
+        closure().backward()
     with pytest.raises(ValueError, match=r"sparse gradients.*nn.Embedding\(..., sparse=False\)"):
-        optimizer.step(lambda: embedding(torch.tensor([1, 2])).sum())
+        optimizer.step(closure)
     assert torch.equal(embedding.weight, before)
 
 

@@ -161,6 +161,23 @@ def test_what_leaves_the_gradients_those_of_the_loss_is_silent(change):
     assert messages(lambda: [optimizer.step(closure) for _ in range(5)]) == []
 
 
+def test_gradients_that_are_not_finite_are_not_taken_for_clipped_ones():
+    model = network(norm=False)
+    optimizer = SR2(model, L1(1e-4))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model) * torch.nan
+        loss.backward()
+        return loss
+
+    def body():
+        with pytest.raises(FloatingPointError, match="the loss at x_t is nan"):
+            optimizer.step(closure)
+
+    assert messages(body) == []
+
+
 # ---- batch norm that nobody protects
 
 

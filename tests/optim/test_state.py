@@ -103,6 +103,22 @@ def test_a_copy_goes_on_to_the_same_bits(name, copier):
     assert repr(other).splitlines()[1:] == repr(optimizer).splitlines()[1:]
 
 
+@pytest.mark.parametrize(
+    "copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+)
+@pytest.mark.parametrize("case", OPTIMIZERS, ids=named)
+def test_a_copy_takes_a_new_group(case, copier):
+    model = network()
+    pair = (model, case.make(model, L1(1e-3)))
+    ends = []
+    for a_model, optimizer in (pair, copier(pair)):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], "regularizer": None})
+        options = {key: value for key, value in optimizer.param_groups[-1].items() if key != "params"}
+        ends.append((options, train(a_model, optimizer, range(3))))
+    assert ends[0][0] == ends[1][0]
+    assert same_bits(ends[0][1], ends[1][1])
+
+
 @QUIET
 def test_the_files_read_with_torch_alone(tmp_path):
     expected = {}

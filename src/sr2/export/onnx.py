@@ -7,6 +7,7 @@ import copy
 import io
 import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from ..files import write_whole
 from .channels import is_layer
-from .measure import Example, inputs_of, macs, parameters
+from .measure import Example, inputs_of, layer_inputs, macs, parameters
 from .shrink import shrink
 from .trace import UnknownOperationError, calls, leaves, trace
 
@@ -82,8 +83,9 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
     made = copy.deepcopy(model).eval()
     graph, _ = trace(made, is_layer, inputs_of(example))
     used = calls(graph)
+    given = layer_inputs(made, {name: m for name, m in made.named_modules() if isinstance(m, _BatchNorm)}, example)
     for node in graph.nodes:
-        pair = _foldable(made, node, used)
+        pair = _foldable(made, node, used, given)
         if pair is None:
             continue
         name, norm = pair
@@ -95,15 +97,19 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
     return made
 
 
-def _foldable(model: nn.Module, node: fx.Node, used: Any) -> tuple[str, Any] | None:
-    """The layer in front of a batch norm, if nobody else reads it."""
+def _foldable(model: nn.Module, node: fx.Node, used: Any, given: dict[str, Tensor]) -> tuple[str, Any] | None:
+    """The layer in front of a batch norm, if nobody else reads it, and its outputs are what is normalized: of a linear
+    layer on sequences it is their steps."""
     if node.op != "call_module" or not isinstance(node.args[0], fx.Node) or node.args[0].op != "call_module":
         return None
     before, norm = node.args[0], model.get_submodule(str(node.target))
     layer = model.get_submodule(str(before.target))
     kinds = type(layer) in (nn.Conv2d, nn.Linear) and isinstance(norm, _BatchNorm) and norm.running_var is not None
     alone = len(before.users) == 1 and used[str(before.target)] == used[str(node.target)] == 1
-    return (str(before.target), norm) if kinds and alone else None
+    if not (kinds and alone):
+        return None
+    fits = isinstance(layer, nn.Conv2d) or (norm.bias is not None and given[str(node.target)].ndim == 2)
+    return (str(before.target), norm) if fits else None
 
 
 def _export(model: nn.Module, inputs: tuple[Tensor, ...]) -> bytes:
@@ -124,7 +130,8 @@ def _export(model: nn.Module, inputs: tuple[Tensor, ...]) -> bytes:
 
 def _compare(runtime: Any, data: bytes, model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
     """The worst difference from torch, on random inputs of the example's batch size and of another one."""
-    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    with _told(model):
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     names = [item.name for item in session.get_inputs()]
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
@@ -133,7 +140,8 @@ def _compare(runtime: Any, data: bytes, model: nn.Module, inputs: tuple[Tensor, 
         tried = [
             torch.randn(t.shape, generator=generator, dtype=t.dtype) if t.is_floating_point() else t for t in tried
         ]
-        found = session.run(None, {name: item.numpy() for name, item in zip(names, tried, strict=True)})
+        with _told(model):
+            found = session.run(None, {name: item.numpy() for name, item in zip(names, tried, strict=True)})
         with torch.no_grad():
             right = [item for item in leaves(model(*tried)) if isinstance(item, Tensor)]
         for a, b in zip(right, found, strict=True):
@@ -142,6 +150,19 @@ def _compare(runtime: Any, data: bytes, model: nn.Module, inputs: tuple[Tensor, 
     if not worst <= 1e-4:
         raise ValueError(f"onnxruntime and torch differ by {worst:.1e} of the largest output: nothing is written")
     return worst
+
+
+@contextlib.contextmanager
+def _told(model: nn.Module) -> Iterator[None]:
+    """What onnxruntime cannot do, in one sentence: many of its operations are there in float32 alone."""
+    try:
+        yield
+    except Exception as error:  # it has a dozen classes of them
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        dtypes = " and ".join(sorted({str(p.dtype) for p in model.parameters()}))
+        raise ValueError(
+            f"onnxruntime does not run this network of {dtypes} ({reason}): nothing is written; try model.float()"
+        ) from error
 
 
 def _runtime() -> Any:

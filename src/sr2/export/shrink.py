@@ -156,14 +156,10 @@ def _cast_like(small: nn.Module, model: nn.Module) -> None:
 
 
 def _report(model: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...], found: Plan, error: float) -> Shrunk:
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            before, after = milliseconds(lambda: model(*inputs), lambda: small(*inputs))
-            work = macs(model, inputs), macs(small, inputs)
-    finally:
-        model.train(training)
+    whole = copy.deepcopy(model).eval()  # whose layers may be of either mode
+    with torch.no_grad():
+        before, after = milliseconds(lambda: whole(*inputs), lambda: small(*inputs))
+        work = macs(whole, inputs), macs(small, inputs)
     count = parameters(model), parameters(small)
     after = after if count[0] != count[1] else before  # the same network: another time would be noise
     return Shrunk(found.channels, count, work, (before, after), found.padded, error)

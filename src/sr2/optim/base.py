@@ -156,6 +156,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         check_not_flat(type(self).__name__, self._module, self._all_parameters())
         check_parts(self, self._processes)
         for group in self.param_groups:
+            check_regularizer(group["regularizer"])  # a user may have written another one there
+            self._check_fits(group["regularizer"])
             if group["regularizer"] is not None:
                 trained = [p for p in group["params"] if p.requires_grad]
                 group["regularizer"] = bound(group["regularizer"], trained, self._processes)

@@ -240,8 +240,7 @@ class SR2(Reading, ProximalOptimizer):
         return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
 
     def _rounding(self, loss: Tensor) -> Rounding:
-        dtypes = (x.dtype for group in self.param_groups for x in group["params"])
-        return Rounding.of(loss.dtype, dtypes, self.autocast or self._watch.autocast)
+        return Rounding.of(loss.dtype, (x.dtype for x in self._all_parameters()), self.autocast or self._watch.autocast)
 
     def _twice(self, closure: Closure | None, objective: Closure | None, tested: bool = True) -> TwoEvaluations:
         """The two evaluations of a step; an interrupt leaves x, buffers and generators as before it."""
@@ -336,6 +335,7 @@ class SR2(Reading, ProximalOptimizer):
         super().add_param_group(self._decay.given_to(param_group, self.defaults["regularizer"]))
         if hasattr(self, "_search"):
             self._search.entered = False  # the new tensors may start where their R is infinite
+            self._search.show(self.param_groups)
 
     def _remembered(self) -> dict[str, Remembered]:
         return {"search": self._search}

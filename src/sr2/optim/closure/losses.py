@@ -19,6 +19,10 @@ NO_SPARSE = (
     "sparse gradients are not supported, since R moves every entry at every step: "
     "use dense ones, as nn.Embedding(..., sparse=False) gives"
 )
+NEEDS_GRADIENTS = (
+    "at x + s the closure is called without gradients, and it takes a derivative itself: put its body under "
+    "`with torch.enable_grad():`"
+)
 
 
 def loss_and_gradients(
@@ -50,6 +54,11 @@ def gradients_of(result: object, parameters: Sequence[Tensor], module: nn.Module
             )
         if not filled:
             _backward(losses)
+    # With gradient_as_bucket_view they are views of DistributedDataParallel's buckets, which the next backward of this
+    # closure, at x + s, fills anew.
+    for p in parameters if filled else ():
+        if p.grad is not None and p.grad._is_view():
+            p.grad = p.grad.clone()
     return as_loss(result), filled
 
 

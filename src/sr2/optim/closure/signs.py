@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -93,9 +94,11 @@ def scaled(parameters: Sequence[Tensor]) -> Iterator[list[float]]:
         yield factors
     finally:
         hook.remove()
-    if filled and smallest.grad is not None and not torch.equal(filled[-1], smallest.grad):
-        before, after = filled[-1].double().flatten(), smallest.grad.double().flatten()
-        factors.append(float(before @ after / (before @ before)))
+    g = smallest.grad
+    if filled and g is not None and g.layout == torch.strided and not torch.equal(filled[-1], g):
+        before, after = filled[-1].double().flatten(), g.double().flatten()
+        factor = float(before @ after / (before @ before))
+        factors += [factor] if math.isfinite(factor) else []  # of a broken batch nothing is said
 
 
 def is_average(factor: float) -> bool:
@@ -120,9 +123,8 @@ class Gradients:
 
     def others(self, parameters: Sequence[Tensor]) -> bool:
         """Whether there are others now, and not zero."""
-        return any(
-            self._is_other(p, p.grad) and bool(local(p.grad).count_nonzero()) for p in parameters if p.grad is not None
-        )
+        others = (local(p.grad) for p in parameters if p.grad is not None and self._is_other(p, p.grad))
+        return any(g.layout != torch.strided or bool(g.count_nonzero()) for g in others)
 
     def _is_other(self, parameter: Tensor, gradient: Tensor) -> bool:
         if parameter not in self._known:  # of a group that was added since

@@ -18,7 +18,7 @@ from ...numerics import as_bytes, capturing, cut, end_to_end, is_expanded, local
 from ..parts.rules import Evidence, Rounding, Rule
 from ..processes import ALONE, Processes
 from ..state import Outcome
-from .losses import Closure, as_loss, explained, gradients_of
+from .losses import NEEDS_GRADIENTS, Closure, as_loss, explained, gradients_of
 from .watch import STILL, ClosureWatch
 
 
@@ -237,6 +237,10 @@ class TwoEvaluations:
             with torch.set_grad_enabled(self._fills_gradients), _no_fast_path():
                 result = function()
                 return whole(result.detach()) if _is_number(result) else as_loss(result)
+        except RuntimeError as error:
+            if "does not require grad" in str(error):
+                raise RuntimeError(NEEDS_GRADIENTS) from error
+            raise
         finally:
             for p, g in zip(self._parameters, gradients, strict=True):
                 p.grad = g

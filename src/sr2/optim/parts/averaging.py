@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...numerics import capturing, local, wide
+from ...numerics import capturing, is_expanded, local, wide
 from ...regularizers.base import check_number
 from ...telling import called_by_us, tell
 from ..processes import ALONE, Processes
@@ -121,7 +121,7 @@ def _swapped(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any
     states = optimizer.state
     together: Processes = getattr(optimizer, "_processes", ALONE)
     module: nn.Module | None = getattr(optimizer, "_module", None)
-    buffers = () if module is None else module.buffers()
+    buffers = [] if module is None else [b for b in module.buffers() if not is_expanded(b)]
     swapped = [(buffer, buffer.clone()) for buffer in buffers]  # `recalibrate_` inside is for the average alone
     guards = optimizer.register_step_pre_hook(_no_step), optimizer.register_state_dict_pre_hook(_no_checkpoint)
     try:
@@ -140,7 +140,7 @@ def _swapped(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any
         for guard in guards:
             guard.remove()
         with torch.no_grad():
-            for x, old in swapped:
+            for x, old in reversed(swapped):  # x before the buffers
                 x.copy_(old)
         together.reshard()
 
