@@ -15,6 +15,7 @@ from benchmarks.device import session
 from benchmarks.device.carry import MANIFEST, write_parts
 from sr2.cli import main
 from sr2.experiments import commands
+from sr2.experiments.run.build import checked
 from sr2.experiments.run.config import RunConfig
 from tests.experiments.tools.synthetic import make_run
 
@@ -152,6 +153,18 @@ def test_lanes_run_side_by_side_to_the_end_of_the_time(home: Path, tmp_path: Pat
     assert "ZeroDivisionError: division by zero" in (home / "logs" / "a.state").read_text()
     assert (home / "logs" / "a.log").read_text().endswith("goes\nsaved\n")
     assert (home / "logs" / "b.log").read_text() == f"{home}\n"
+
+
+def test_what_results_has_is_found_finished(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = make_run(tmp_path / "results", checked(RunConfig(epochs=2)))
+    monkeypatch.setattr(session, "TREE", tmp_path)
+    (tmp_path / "plan.toml").write_text("lanes.none = []")
+    session.start(tmp_path / "plan.toml", [], home, 1)
+    assert main(["train", "--epochs", "2", "--runs", str(home / "runs")]) == 0
+    assert "finished" in capsys.readouterr().out
+    assert done.path.name not in session.show(home)
 
 
 def test_a_line_for_each_run(home: Path) -> None:
