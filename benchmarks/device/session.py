@@ -25,6 +25,7 @@ import tarfile
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from benchmarks.device.carry import MANIFEST
 from benchmarks.device.pack import PIECE, PIECES, pack, unpack
@@ -97,7 +98,7 @@ def read_plan(path: Path) -> dict[str, list[tuple[int, list[str]]]]:
     plan = tomllib.loads(path.read_text())
     words = {"tree": str(TREE)}
     lanes: dict[str, list[tuple[int, list[str]]]] = {name: [] for name in plan["lanes"]}
-    entry: object = None
+    entry: Any = None
     try:
         for name, entry in plan.get("words", {}).items():  # each may have those before it in it
             words[name] = entry.format_map(words)
