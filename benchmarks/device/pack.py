@@ -22,8 +22,8 @@ PIECE, PIECES = 15 * 2**20, 4
 """Bytes of a piece, and how many may travel: 64 MiB in 8 files of at most 16 MiB are what a machine gives back."""
 
 
-def pack(runs: Path, out: Path) -> list[Path]:
-    """Write the files; returns them."""
+def pack(runs: Path, out: Path, room: int = PIECE * PIECES) -> list[Path]:
+    """Write the files, checkpoints within so many bytes; returns them."""
     out.mkdir(parents=True, exist_ok=True)
     folders = sorted(path.parent for path in runs.rglob("config.json"))
     texts = out / "runs.tar.gz"
@@ -34,7 +34,7 @@ def pack(runs: Path, out: Path) -> list[Path]:
     chosen: list[Path] = []
     unfinished = [f for f in folders if (f / CHECKPOINT).exists() and not any((f / end).exists() for end in ENDS)]
     for folder in sorted(unfinished, key=_epochs, reverse=True):
-        if sum(_size(path) for path in (*chosen, folder / CHECKPOINT)) <= PIECE * PIECES - 2**20:
+        if sum(_size(path) for path in (*chosen, folder / CHECKPOINT)) <= room - 2**20:
             chosen.append(folder / CHECKPOINT)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -48,19 +48,22 @@ def pack(runs: Path, out: Path) -> list[Path]:
 
 
 def unpack(packed: Path, runs: Path, finished: bool = False) -> list[str]:
-    """Read the files into a folder of runs; returns the names of the runs.
+    """Read the files into a folder of runs; returns the names of those that have ended or can go on.
+
+    A run whose checkpoint had no room is left out: it begins anew, and rows without a checkpoint would forbid that.
 
     finished: only those that have ended, and nothing that is not text.
     """
     runs.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(packed / "runs.tar.gz") as tar:
-        ended = {name.partition("/")[0] for name in tar.getnames() if name.partition("/")[2] in ENDS}
-        members = [m for m in tar.getmembers() if not finished or m.name.partition("/")[0] in ended]
-        tar.extractall(runs, members, filter="data")
     data = b"".join(path.read_bytes() for path in sorted(packed.glob("checkpoints.*")))
     if data and not finished:
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             tar.extractall(runs, filter="data")
+    with tarfile.open(packed / "runs.tar.gz") as tar:
+        taken = {name.partition("/")[0] for name in tar.getnames() if name.partition("/")[2] in ENDS}
+        taken |= set() if finished else {path.parent.name for path in runs.glob(f"*/{CHECKPOINT}")}
+        members = [m for m in tar.getmembers() if m.name.partition("/")[0] in taken]
+        tar.extractall(runs, members, filter="data")
     return sorted({m.name.partition("/")[0] for m in members})
 
 

@@ -265,6 +265,21 @@ def test_runs_travel_and_go_on_elsewhere(small: None) -> None:
     same_run(Path("elsewhere", run.key), Path("whole", run.key))
 
 
+def test_a_run_whose_checkpoint_had_no_room_begins_anew(small: None) -> None:
+    pack = importlib.import_module("benchmarks.device.pack")
+    (run,) = queue.plan("cifar10", ["paper"], RunConfig(epochs=2))[:1]
+    store = RunStore(Path("runs", run.key), run)
+    with store.locked():
+        trainer = Trainer(run, store, StopSignals())
+        store.start()
+        next(trainer.run())  # and the machine is gone
+    assert [path.name for path in pack.pack(Path("runs"), Path("out"), room=0)] == ["runs.tar.gz"]
+    assert pack.unpack(Path("out"), Path("elsewhere")) == []
+    again = queue.Queue([run], Path("elsewhere"))
+    again.work(StopSignals(), Watch())
+    assert again.left() == []
+
+
 @pytest.mark.torture
 def test_cifar100_end_to_end(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Files of the official shapes through the official reader, and every cell of the paper's CIFAR-100 tables."""
