@@ -116,6 +116,31 @@ class Evidence(NamedTuple):
         """Whether the trial can be compared at all."""
         return self.actual.isfinite() & self.predicted.isfinite() & self.ss.isfinite()
 
+    @property
+    def compared(self) -> Compared:
+        """The actual decrease beside the predicted one, as rho has them."""
+        predicted, finite = self.predicted + self.slack, self.finite
+        return Compared(self.actual + self.slack, predicted, finite, finite & (predicted > 0))
+
+
+class Compared(NamedTuple):
+    """The two decreases whose quotient is rho, each with the rounding slack: ask for it once per step."""
+
+    actual: Tensor
+    predicted: Tensor
+    finite: Tensor
+    usable: Tensor
+    """Finite, and a decrease was predicted: else there is no rho."""
+
+    def at_least(self, eta: float) -> Tensor:
+        """rho >= eta, without dividing; false where there is no rho."""
+        return self.usable & (self.actual >= eta * self.predicted)
+
+    @property
+    def rho(self) -> Tensor:
+        """actual / predicted; NaN where there is none."""
+        return torch.where(self.usable, self.actual / self.predicted, math.nan)
+
 
 class Verdict(NamedTuple):
     """The fate of a step, as 0-dim tensors."""
@@ -266,14 +291,11 @@ class Ratio(Rule):
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         eta1, eta2, gamma1, gamma2, gamma3, *_ = self._numbers()
-        sigma, finite = state.sigma, evidence.finite
-        actual, predicted = evidence.actual + evidence.slack, evidence.predicted + evidence.slack
-        usable = finite & (predicted > 0)
-        accepted = usable & (actual >= eta1 * predicted)  # rho >= eta1, without dividing
-        very = accepted & (actual >= eta2 * predicted)
-        higher = torch.where(finite, gamma1 * sigma, gamma2 * sigma)
+        sigma, compared = state.sigma, evidence.compared
+        accepted, very = compared.at_least(eta1), compared.at_least(eta2)
+        higher = torch.where(compared.finite, gamma1 * sigma, gamma2 * sigma)
         sigma = torch.where(very, gamma3 * sigma, torch.where(accepted, sigma, higher))
-        return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
+        return Verdict(accepted, sigma, compared.rho)
 
     def way_out(self, rho: float) -> str:
         """A rho near 1 and below eta2: along s sigma is 1 / (2 (1 - rho)) times the curvature, and does not fall."""
