@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -290,15 +290,14 @@ class SR2(Reading, ProximalOptimizer):
 
     def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
         parameters, penalized, sigma = self._parameters(), self._penalized(in_force=True), math.inf
+        together, sigma_min = self._processes, self.sigma_min
         if self.metric is None:
-            sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min, self._processes)
-        if sigma >= start.ABSURD:
+            sigma = start.sigma_0(closure, self._module, parameters, penalized, sigma_min, together)
+        if (curvature := sigma) >= start.ABSURD:
             with untouched(self._module, parameters), self._twice(closure, None) as f:
-                start.check_finite(f.at_x(), self._processes, strict=strict)
-                alive = start.half_left(penalized, self._processes)
-                made = (lambda sigma: self._moves(self._proposals(sigma)), alive, self._rounding(f.loss))
-                curvature, sigma = sigma, start.searched(partial(f.rho, *made), self.sigma_min)
-                sigma /= start.falls_to(self.metric, penalized)
+                start.check_finite(f.at_x(), together, strict=strict)
+                tries = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), penalized)
+                sigma = start.along_first_step(f, *tries, self.metric, sigma_min, together)
             start.say_absurd(curvature, sigma)
         self._search.begin(sigma, self.param_groups)
 
