@@ -12,8 +12,9 @@ from torch import nn
 
 from sr2 import L1, NM, SR2, GroupL2, L0Ball, Rank, Ridge
 from sr2.experiments import models
+from sr2.numerics import Rounding
 from sr2.optim import CapturedStep
-from sr2.optim.parts.rules import Evidence, Rounding
+from sr2.optim.parts.rules import Evidence
 from sr2.optim.processes import ALONE
 from sr2.rules import Follow, Ratio, Tolerant
 from sr2.schedules import Cooldown, Reach

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..numerics import Rounding
 from ..regularizers.base import Regularizer
 from . import start
 from .arguments import NO_CLOSURE, check_options, check_sigma, names_the_way, part, said, unsaid
@@ -32,7 +33,7 @@ from .parts.averaging import Averaging, Reminder, as_averaging, averaged
 from .parts.decay import AUTO, Decay
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
-from .parts.rules import GAMMA3, Evidence, Rounding, Rule
+from .parts.rules import GAMMA3, Evidence, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .parts.testing import LATEST, as_testing
 from .reading import Reading

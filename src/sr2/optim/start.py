@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..numerics import capturing, exact_sum, gradient_of, local, wide
+from ..numerics import Rounding, capturing, exact_sum, gradient_of, local, wide
 from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
 from .closure.losses import NO_SPARSE, Closure
@@ -19,7 +19,7 @@ from .curvature import LARGEST, estimate_sigma0, leaves_half
 from .moves.base import Move
 from .parts.decay import decide
 from .parts.metrics import Metric
-from .parts.rules import Evidence, Rounding, Rule
+from .parts.rules import Evidence, Rule
 from .processes import Processes, check_together, parallel
 from .state import SearchState
 

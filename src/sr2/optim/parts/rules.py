@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -29,6 +29,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ...numerics import Rounding
 from ..processes import Processes
 
 __all__ = ["Constants", "Evidence", "Ratio", "Rule", "Verdict"]
@@ -316,35 +317,3 @@ def gamma3_for(R: float) -> float:
     (0.8333333333333334, 0.9999)
     """
     return 1 - min(1 - GAMMA3, 2 * GAIN / R) if 0 < R < math.inf else GAMMA3
-
-
-class Rounding(NamedTuple):
-    """How well f is known."""
-
-    eps: float
-    """Of the arithmetic that ends in the loss."""
-    coarse: float
-    """What autocast's rounding may hide of f: five deviations or more (benchmarks/rounding.py)."""
-
-    @staticmethod
-    def of(loss: torch.dtype, parameters: Iterable[torch.dtype], autocast: torch.dtype | None) -> Rounding:
-        """eps of the loss's dtype, or float32's where a parameter is below float64."""
-        exact = torch.float64 if all(dtype == torch.float64 for dtype in parameters) else torch.float32
-        coarse = 0.0 if autocast is None else 2 * torch.finfo(autocast).eps
-        return Rounding(max(torch.finfo(loss).eps, torch.finfo(exact).eps), coarse)
-
-    def slack(self, f: Tensor, f_trial: Tensor) -> Tensor:
-        """What rounding may make of f(x) - f(x + s): 10 eps max(1, |f(x)|), or coarse |f| max(1, -log |f|) with
-        f = f(x + s), where that is more.
-
-        eps is of the loss, whose last operations have numbers of the size of 1; what is rounded before them, by
-        autocast, changes the loss by a share of itself. A small cross-entropy f is e^-m of a margin m that is rounded
-        to a share of m, hence the -log. Momentum shifts f(x), and f(x + s) is what was evaluated.
-        """
-        size = f_trial.abs()
-        margin = -size.clamp_min(torch.finfo(size.dtype).tiny).log()
-        return torch.maximum(self.fine(f), self.coarse * size * margin.clamp_min(1.0))
-
-    def fine(self, f: Tensor) -> Tensor:
-        """10 eps max(1, |f(x)|)."""
-        return 10 * self.eps * f.abs().clamp_min(1.0)
