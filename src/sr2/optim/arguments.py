@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from ..regularizers.base import check_number
+from ..checks import check_number
 from .parts.decay import AUTO
 from .parts.directions import Direction
 from .parts.rules import Ratio, Rule

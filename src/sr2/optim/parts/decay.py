@@ -16,7 +16,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...regularizers.base import Regularizer, is_real, shown
+from ...checks import is_real, shown
+from ...regularizers.base import Regularizer
 
 PER_STEP = "/step"
 AUTO = "auto"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...regularizers.base import check_number
+from ...checks import check_number
 from .rules import Constants, Evidence, Rule, Searched, Verdict
 
 __all__ = ["Follow", "Tolerant"]
