@@ -156,7 +156,7 @@ def lanczos(product: Callable[[Vector], Vector], start: Vector) -> float:
 
 
 @torch.no_grad()
-def _along_gradient(closure: Closure, parameters: Sequence[Tensor], together: Processes = ALONE) -> float:
+def _along_gradient(closure: Closure, parameters: Sequence[Tensor], together: Processes) -> float:
     """|g(x + s) - g(x)| / |s| with s = h g / |g|, as it comes out in the parameters' dtype.
 
     Of one rounding h / |x| = sqrt(eps) would make the least; gradients carry more, and eps^0.4 is 0.14 in bfloat16,
