@@ -312,15 +312,10 @@ class SearchState:
         old = {"rejected": saved.get("refused", 0)}
         for name, count in self.counts._asdict().items():
             count.fill_(int(saved.get(name, old.get(name, 0))))
-        sums = dict(
-            zip(
-                Moments._fields,
-                torch.as_tensor(saved.get("steps_squared", [0.0] * 4), device="cpu").tolist(),
-                strict=True,
-            )
-        )
+        sums = torch.as_tensor(saved.get("steps_squared", [0.0] * 4), device="cpu").tolist()
+        moments = saved.get("moments", dict(zip(Moments._fields, sums, strict=True)))
         for name, number in self.moments._asdict().items():
-            number.fill_(saved.get("moments", sums)[name])
+            number.fill_(moments[name])
         self._load_memory(saved)
 
     def _load_memory(self, saved: Mapping[str, Any]) -> None:
