@@ -1,5 +1,7 @@
 """Accept? Next sigma? A rule judges a step by what was seen of it, and knows nothing of how s was found.
 
+Here is what every rule is made of, and `Ratio`, Algorithm 1's own; all others are in `steering.py`.
+
 A rule of one's own subclasses `Rule` and writes `judge`, out of 0-dim tensors and without looking at them, so that
 the same lines serve on the host, on a device and in a CUDA graph:
 

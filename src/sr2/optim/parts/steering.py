@@ -1,4 +1,4 @@
-"""Rules beyond Algorithm 1's, for steps along an average of noisy gradients."""
+"""Rules beyond Algorithm 1's: a new one belongs here. These are for steps along an average of noisy gradients."""
 
 from __future__ import annotations
 
