@@ -146,7 +146,7 @@ def in_parts(xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def is_part(x: Tensor) -> bool:
-    """Whether x is a DTensor. What it is made of is imported by who makes one."""
+    """Whether x is a DTensor; `torch.distributed.tensor` is not imported to ask."""
     return hasattr(x, "device_mesh")
 
 

@@ -141,8 +141,7 @@ def half_left(penalized: Penalized, together: Processes) -> Callable[[], bool]:
             )
 
     def left() -> float:
-        mine = sum(int(((x != 0) & c).sum()) for x, c in counted)
-        return float(together.sum(torch.tensor(mine, dtype=torch.float64, device="cpu")))
+        return together.total(sum(int(((x != 0) & c).sum()) for x, c in counted))
 
     before = left()
     return lambda: 2 * left() >= before

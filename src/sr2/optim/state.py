@@ -130,7 +130,7 @@ class SearchState:
     shown: float | None = None
     """What `show` wrote last, or the version of the tensor that it wrote; None in a copy."""
     told: bool = False
-    """That nobody reads an `lr` which is written."""
+    """Whether it was said that nobody reads an `lr` which a scheduler writes."""
     end: int | None = None
     """How many steps there will be, where that was said and is not passed yet."""
 
