@@ -23,6 +23,7 @@ from .hook import HOOK
 
 SOURCE = Path(sr2.__file__).parent
 FLOORS = [
+    "checks",
     "numerics",
     "telling",
     "regularizers",
@@ -94,7 +95,7 @@ def test_the_library_never_imports_the_experiments():
 def test_regularizers_import_torch_only():
     for parts, tree in modules("regularizers"):
         for name in imported(parts, tree):
-            ours = name[:2] in (("sr2", "regularizers"), ("sr2", "numerics"))
+            ours = name[0] == "sr2" and name[1] in ("regularizers", "numerics", "checks")
             known = ("torch", "triton") if "kernels" in parts[-1] else ("torch",)
             allowed = name[0] in known or name[0] in sys.stdlib_module_names or ours
             assert allowed, f"{'.'.join(parts)} imports {'.'.join(name)}"
@@ -105,7 +106,7 @@ def test_optim_imports_torch_and_of_regularizers_no_regularizer():
     for parts, tree in modules("optim"):
         for name in imported(parts, tree):
             if name[0] == "sr2":
-                assert name[1] in ("optim", "numerics", "telling") or name[:3] in tools, name
+                assert name[1] in ("optim", "checks", "numerics", "telling") or name[:3] in tools, name
             else:
                 known = name[0] in ("torch", "numpy", "triton") or name[0] in sys.stdlib_module_names
                 assert known, f"{'.'.join(parts)} imports {'.'.join(name)}"

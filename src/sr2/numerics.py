@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,38 @@ def like(z: Tensor, x: Tensor) -> Tensor:
         return z
     out = torch.empty_like(x, memory_format=torch.preserve_format)
     return z if z.dtype == out.dtype and z.stride() == out.stride() else out.copy_(z)
+
+
+class Rounding(NamedTuple):
+    """How well the value f of a loss is known."""
+
+    eps: float
+    """Of the arithmetic that ends in the loss."""
+    coarse: float
+    """What autocast's rounding may hide of f: five deviations or more (benchmarks/rounding.py)."""
+
+    @staticmethod
+    def of(loss: torch.dtype, parameters: Iterable[torch.dtype], autocast: torch.dtype | None) -> Rounding:
+        """eps of the loss's dtype, or float32's where a parameter is below float64."""
+        exact = torch.float64 if all(dtype == torch.float64 for dtype in parameters) else torch.float32
+        coarse = 0.0 if autocast is None else 2 * torch.finfo(autocast).eps
+        return Rounding(max(torch.finfo(loss).eps, torch.finfo(exact).eps), coarse)
+
+    def slack(self, f: Tensor, f_trial: Tensor) -> Tensor:
+        """What rounding may make of f(x) - f(x + s): 10 eps max(1, |f(x)|), or coarse |f| max(1, -log |f|) with
+        f = f(x + s), where that is more.
+
+        eps is of the loss, whose last operations have numbers of the size of 1; what is rounded before them, by
+        autocast, changes the loss by a share of itself. A small cross-entropy f is e^-m of a margin m that is rounded
+        to a share of m, hence the -log. Momentum shifts f(x), and f(x + s) is what was evaluated.
+        """
+        size = f_trial.abs()
+        margin = -size.clamp_min(torch.finfo(size.dtype).tiny).log()
+        return torch.maximum(self.fine(f), self.coarse * size * margin.clamp_min(1.0))
+
+    def fine(self, f: Tensor) -> Tensor:
+        """10 eps max(1, |f(x)|)."""
+        return 10 * self.eps * f.abs().clamp_min(1.0)
 
 
 # ---- sums
@@ -119,7 +152,7 @@ def in_parts(xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def is_part(x: Tensor) -> bool:
-    """Whether x is a DTensor. What it is made of is imported by who makes one."""
+    """Whether x is a DTensor; `torch.distributed.tensor` is not imported to ask."""
     return hasattr(x, "device_mesh")
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .checks import check_number
 from .numerics import whole
-from .regularizers.base import check_number
 
 Tensors = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor]
 """A model, or its tensors: a state dict, named ones, or bare ones."""

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from sr2 import L1, SR2, BatchGrowth
-from sr2.optim.parts.rules import Rounding
+from sr2.numerics import Rounding
 from tests.tools import algorithm_1
 
 BF16 = torch.bfloat16

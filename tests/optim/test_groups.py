@@ -191,3 +191,11 @@ def test_repr_follows_sigma():
     optimizer.step(lambda: model(torch.ones(1, 4)).square().sum())
     assert f"sigma={optimizer.sigma:g}" in repr(optimizer)
     assert optimizer.sigma != 1e-3
+
+
+@pytest.mark.parametrize("kind", [SR2, ProxSGD])
+def test_an_empty_first_group_under_capturable(kind):
+    x = nn.Parameter(torch.ones(3))
+    optimizer = kind([{"params": []}, {"params": [x]}], capturable=True)
+    optimizer.step(lambda: x.square().sum())
+    assert float(x.detach().sum()) < 3

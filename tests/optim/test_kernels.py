@@ -13,10 +13,11 @@ from torch import nn
 
 from sr2 import L0, L1, SR2, ElasticNet, L0Ball, Ridge, numerics
 from sr2.metrics import Adam
+from sr2.numerics import Rounding
 from sr2.optim.moves import fused
 from sr2.optim.moves.choose import choose
 from sr2.optim.moves.fused import FusedJudge, FusedMove
-from sr2.optim.parts.rules import Evidence, Ratio, Rounding
+from sr2.optim.parts.rules import Evidence, Ratio
 from sr2.optim.parts.testing import LARGEST
 from sr2.optim.processes import ALONE
 from sr2.optim.records import Counts

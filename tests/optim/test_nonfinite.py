@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, NM, SR2, Box, L0Ball, Nuclear, Rank
-from tests.tools import algorithm_1
+from sr2.metrics import Andrei
+from sr2.rules import Ratio
+from tests.tools import algorithm_1, same_bits
 
 NAN, INF = math.nan, math.inf
 X = torch.randn(24, 8, generator=torch.Generator().manual_seed(1))
@@ -308,3 +310,16 @@ def test_the_slack_is_in_both_parts_of_rho():
     slack = 10 * torch.finfo(torch.float64).eps
     assert last.rho == pytest.approx(slack / (1e-18 + slack), rel=1e-12)
     assert last.accepted
+
+
+def test_andreis_metric_starts_at_one_after_a_first_batch_that_taught_nothing():
+    def second(spoil):
+        x = nn.Parameter(torch.ones(3))
+        optimizer = SR2([x], sigma=40.0, metric=Andrei(), rule=Ratio(gamma3=0.8), capturable=True)
+        if spoil:
+            optimizer.step(lambda: math.nan * x.sum())
+        for _ in range(2):
+            optimizer.step(lambda: x.square().sum())
+        return x.detach().clone(), optimizer.state[x]["curvature"].clone()
+
+    assert same_bits(second(True), second(False))

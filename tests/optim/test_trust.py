@@ -11,7 +11,6 @@ from torch import nn
 
 from sr2 import L1, SR2, ProxSGD
 from sr2.experiments.host_reads import HostReads
-from sr2.metrics import Andrei
 from sr2.optim.capture import kept_pace, next_is_tested
 from sr2.optim.closure.twice import TwoEvaluations
 from sr2.optim.parts.testing import Auto, Pace
@@ -300,30 +299,6 @@ def test_wrong_values(wrong):
 def test_theorems_are_not_claimed():
     with pytest.raises(ValueError, match=r"epsilon and batch_growth rest on theorems.*Every\(k=2\)"):
         SR2(network(), test_every=2, epsilon=1e-3)
-
-
-# ---- leftovers of capturable
-
-
-@pytest.mark.parametrize("kind", [SR2, ProxSGD])
-def test_an_empty_first_group_under_capturable(kind):
-    x = nn.Parameter(torch.ones(3))
-    optimizer = kind([{"params": []}, {"params": [x]}], capturable=True)
-    optimizer.step(lambda: x.square().sum())
-    assert float(x.detach().sum()) < 3
-
-
-def test_andreis_metric_starts_at_one_after_a_first_batch_that_taught_nothing():
-    def second(spoil):
-        x = nn.Parameter(torch.ones(3))
-        optimizer = SR2([x], sigma=40.0, metric=Andrei(), rule=Ratio(gamma3=0.8), capturable=True)
-        if spoil:
-            optimizer.step(lambda: math.nan * x.sum())
-        for _ in range(2):
-            optimizer.step(lambda: x.square().sum())
-        return x.detach().clone(), optimizer.state[x]["curvature"].clone()
-
-    assert same_bits(second(True), second(False))
 
 
 @pytest.mark.parametrize("capturable", [False, True])

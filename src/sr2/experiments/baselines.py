@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_number
 from ..optim.closure.losses import loss_and_gradients
 from ..optim.groups import module_groups
 from ..optim.parts.averaging import Averaging, as_averaging, averaged, move_toward
 from ..regularizers import L0Ball, Regularizer
-from ..regularizers.base import check_number
 
 
 class Baseline(torch.optim.Optimizer):

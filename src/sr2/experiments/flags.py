@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from tyro.conf import arg
 
@@ -16,8 +16,6 @@ from .errors import UserError
 from .run import registry
 from .run.config import RunConfig, Settings
 from .run.options import described, parameters, parse, parse_pairs
-
-Config = TypeVar("Config", bound=Settings)
 
 _OF_THE_RUN = {
     "cooldown": "The share of the steps, at the end of the run, over which they are made ever shorter: 0.2. "

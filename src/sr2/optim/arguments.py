@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from ..regularizers.base import check_number
+from ..checks import check_number
 from .parts.decay import AUTO
 from .parts.directions import Direction
 from .parts.rules import Ratio, Rule
@@ -22,13 +22,6 @@ NO_CLOSURE = (
     "SR2.step needs a closure, since it evaluates the loss twice: optimizer.step(lambda: loss_fn(model(x), y)); "
     "torch's GradScaler cannot pass one, so use bfloat16 autocast, which needs no scaler"
 )
-SHOWN = (
-    *("schedule", "reach", "direction", "metric", "averaging", "testing"),
-    *("autocast", "epsilon", "batch_growth", "capturable"),
-)
-"""The options that `repr` shows where they are set."""
-
-
 ELSEWHERE = {
     "lr": "it finds its own steps; ProxGEN(model, R, lr=...) takes one",
     "betas": "give momentum=, and metric=sr2.metrics.Adam(beta=...)",
@@ -104,13 +97,13 @@ class Options(Protocol):
 
 def part(kind: type, given: Any, default: Any, shorthand: str, *, used: bool) -> Any:
     """The part of this kind that was given, or the one that its shorthand stands for; not both."""
-    owner, name = "SR2", kind.__name__.lower()
+    name = kind.__name__.lower()
     if given is None:
         return default
     if not isinstance(given, kind):
-        raise TypeError(f"{owner}: {name} must be an object of sr2.{name}s, and is {given!r}")
+        raise TypeError(f"SR2: {name} must be an object of sr2.{name}s, and is {given!r}")
     if used:
-        raise ValueError(f"{owner}: {name}={given!r} says it already: leave out {shorthand}")
+        raise ValueError(f"SR2: {name}={given!r} says it already: leave out {shorthand}")
     return given
 
 

@@ -91,9 +91,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
         known = ["params", *self.defaults]
         for key in param_group:
             of_scheduler = "lr" in known and str(key).endswith("_lr")
-            of_optimizer = "param_names" in param_group and str(key).endswith(
-                "lr"
-            )  # another one's group, which shows it
+            # A group that another optimizer has made has its `lr` too.
+            of_optimizer = "param_names" in param_group and str(key).endswith("lr")
             if key not in (*known, "param_names", "name") and not (of_scheduler or of_optimizer):
                 raise ValueError(f"a group of {type(self).__name__} has no {key!r}: it has {', '.join(known)}")
         param_group = self._named(param_group)

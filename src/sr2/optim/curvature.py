@@ -93,8 +93,7 @@ def leaves_half(
     parts = [(r, part) for r, xs in groups for part in in_parts(xs)]
 
     def count(xs: Iterable[Tensor]) -> float:
-        mine = sum(int(x.count_nonzero()) for x in xs)
-        return float(together.sum(torch.tensor(mine, dtype=torch.float64, device="cpu")))
+        return together.total(sum(int(x.count_nonzero()) for x in xs))
 
     def left() -> float:
         return count(r.prox([part], 1.0 / sigma)[0] for r, part in parts)
@@ -156,7 +155,7 @@ def lanczos(product: Callable[[Vector], Vector], start: Vector) -> float:
 
 
 @torch.no_grad()
-def _along_gradient(closure: Closure, parameters: Sequence[Tensor], together: Processes = ALONE) -> float:
+def _along_gradient(closure: Closure, parameters: Sequence[Tensor], together: Processes) -> float:
     """|g(x + s) - g(x)| / |s| with s = h g / |g|, as it comes out in the parameters' dtype.
 
     Of one rounding h / |x| = sqrt(eps) would make the least; gradients carry more, and eps^0.4 is 0.14 in bfloat16,
@@ -173,7 +172,7 @@ def _along_gradient(closure: Closure, parameters: Sequence[Tensor], together: Pr
 
     def norm(vector: Vector) -> float:
         mine = [x for x, p in zip(vector, parameters, strict=True) if together.counts(p)]
-        return math.sqrt(together.sum(torch.tensor(_dot(mine, mine), dtype=torch.float64, device="cpu")))
+        return math.sqrt(together.total(_dot(mine, mine)))
 
     g = gradient()
     size = norm(g)

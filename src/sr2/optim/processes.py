@@ -69,6 +69,10 @@ class Processes:
         """The sum over the parts; the values themselves where every process has all."""
         return values if self.mesh is None else self._sum(values).to(values.device)
 
+    def total(self, number: float) -> float:
+        """The sum over the parts of a number that the host knows."""
+        return float(self.sum(torch.tensor(number, dtype=torch.float64, device="cpu")))
+
     def each(self, sums: list[Tensor], *, counted: Sequence[bool]) -> list[Tensor]:
         """Sums over several tensors, each over all of its parts; `counted` says which of them are this process's."""
         if self.mesh is None:

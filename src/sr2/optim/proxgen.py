@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers.base import Regularizer, check_number
+from ..checks import check_number
+from ..regularizers.base import Regularizer
 from .base import Params, ProximalOptimizer
 from .closure.losses import Closure, loss_and_gradients
 from .moves.base import Proposal

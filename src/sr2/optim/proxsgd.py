@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers.base import Regularizer, Step, check_convex, check_number
+from ..checks import check_number
+from ..regularizers.base import Regularizer, Step, check_convex
 from .base import Params, ProximalOptimizer, Remembered
 from .closure.losses import Closure, loss_and_gradients
 from .moves.base import Proposal

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .arguments import SHOWN
 from .parts.directions import Direction
 from .parts.rules import Rule
 from .parts.testing import Testing
 from .records import Figures, StepInfo
 from .state import SearchState
 from .theory.stationarity import Stationarity
+
+SHOWN = (
+    *("schedule", "reach", "direction", "metric", "averaging", "testing"),
+    *("autocast", "epsilon", "batch_growth", "capturable"),
+)
+"""The options that `repr` shows where they are set."""
 
 
 class Reading:

@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..numerics import Rounding
 from ..regularizers.base import Regularizer
 from . import start
 from .arguments import NO_CLOSURE, check_options, check_sigma, names_the_way, part, said, unsaid
@@ -32,7 +33,7 @@ from .parts.averaging import Averaging, Reminder, as_averaging, averaged
 from .parts.decay import AUTO, Decay
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
-from .parts.rules import GAMMA3, Evidence, Rounding, Rule
+from .parts.rules import GAMMA3, Evidence, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .parts.testing import LATEST, as_testing
 from .reading import Reading
@@ -289,15 +290,14 @@ class SR2(Reading, ProximalOptimizer):
 
     def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
         parameters, penalized, sigma = self._parameters(), self._penalized(in_force=True), math.inf
+        together, sigma_min = self._processes, self.sigma_min
         if self.metric is None:
-            sigma = start.sigma_0(closure, self._module, parameters, penalized, self.sigma_min, self._processes)
-        if sigma >= start.ABSURD:
+            sigma = start.sigma_0(closure, self._module, parameters, penalized, sigma_min, together)
+        if (curvature := sigma) >= start.ABSURD:
             with untouched(self._module, parameters), self._twice(closure, None) as f:
-                start.check_finite(f.at_x(), self._processes, strict=strict)
-                alive = start.half_left(penalized, self._processes)
-                made = (lambda sigma: self._moves(self._proposals(sigma)), alive, self._rounding(f.loss))
-                curvature, sigma = sigma, start.searched(partial(f.rho, *made), self.sigma_min)
-                sigma /= start.falls_to(self.metric, penalized)
+                start.check_finite(f.at_x(), together, strict=strict)
+                tries = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), penalized)
+                sigma = start.along_first_step(f, *tries, self.metric, sigma_min, together)
             start.say_absurd(curvature, sigma)
         self._search.begin(sigma, self.param_groups)
 

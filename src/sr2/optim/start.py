@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..numerics import capturing, exact_sum, gradient_of, local, wide
+from ..numerics import Rounding, capturing, exact_sum, gradient_of, local, wide
 from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
 from .closure.losses import NO_SPARSE, Closure
+from .closure.twice import TwoEvaluations
 from .curvature import LARGEST, estimate_sigma0, leaves_half
+from .moves.base import Move
 from .parts.decay import Decay
 from .parts.metrics import Metric
-from .parts.rules import Rule
+from .parts.rules import Evidence, Rule
 from .processes import Processes, check_together, parallel
 from .state import SearchState
 
@@ -139,11 +141,50 @@ def half_left(penalized: Penalized, together: Processes) -> Callable[[], bool]:
             )
 
     def left() -> float:
-        mine = sum(int(((x != 0) & c).sum()) for x, c in counted)
-        return float(together.sum(torch.tensor(mine, dtype=torch.float64, device="cpu")))
+        return together.total(sum(int(((x != 0) & c).sum()) for x, c in counted))
 
     before = left()
     return lambda: 2 * left() >= before
+
+
+def along_first_step(
+    f: TwoEvaluations,
+    move_with: Callable[[float], Move],
+    rounding: Rounding,
+    penalized: Penalized,
+    metric: Metric | None,
+    sigma_min: float,
+    together: Processes,
+) -> float:
+    """sigma_0 by trying steps of the first batch, of which f is known at x; nothing stays moved.
+
+    Args:
+        f: evaluates the closure at the points that are tried.
+        move_with: makes the step of a sigma.
+        rounding: how well f is known.
+        penalized: half of the weights that they penalize must be left.
+        metric: in which the steps are made.
+        sigma_min: the least sigma.
+        together: the processes that decide.
+    """
+    half_is_left = half_left(penalized, together)
+
+    def rho_of(sigma: float) -> float:
+        """-inf where too little is left, inf where no more than rounding is promised."""
+        f.move = move = move_with(sigma)
+        model = move.to_trial()
+        if not half_is_left():
+            move.put_back()
+            return -math.inf
+        f.at_trial()
+        move.put_back()
+        evidence = Evidence.gather(f.losses(), model, rounding, together, torch.device("cpu"), reaching=True)
+        if evidence.predicted <= evidence.slack:
+            return math.inf
+        actual, predicted, *_ = evidence.compared  # not its rho: a trial that is infinite is -inf here
+        return float(actual / predicted)
+
+    return searched(rho_of, sigma_min) / falls_to(metric, penalized)
 
 
 def searched(rho_of: Callable[[float], float], sigma_min: float) -> float:

@@ -130,7 +130,7 @@ class SearchState:
     shown: float | None = None
     """What `show` wrote last, or the version of the tensor that it wrote; None in a copy."""
     told: bool = False
-    """That nobody reads an `lr` which is written."""
+    """Whether it was said that nobody reads an `lr` which a scheduler writes."""
     end: int | None = None
     """How many steps there will be, where that was said and is not passed yet."""
 
@@ -312,15 +312,10 @@ class SearchState:
         old = {"rejected": saved.get("refused", 0)}
         for name, count in self.counts._asdict().items():
             count.fill_(int(saved.get(name, old.get(name, 0))))
-        sums = dict(
-            zip(
-                Moments._fields,
-                torch.as_tensor(saved.get("steps_squared", [0.0] * 4), device="cpu").tolist(),
-                strict=True,
-            )
-        )
+        sums = torch.as_tensor(saved.get("steps_squared", [0.0] * 4), device="cpu").tolist()
+        moments = saved.get("moments", dict(zip(Moments._fields, sums, strict=True)))
         for name, number in self.moments._asdict().items():
-            number.fill_(saved.get("moments", sums)[name])
+            number.fill_(moments[name])
         self._load_memory(saved)
 
     def _load_memory(self, saved: Mapping[str, Any]) -> None:

@@ -53,9 +53,8 @@ def on_trust(
 ) -> Outcome:
     """What becomes of a step without a trial; one that fails is to the rule a trial that is not finite."""
     if not capturable and not state.pace.away and not evidence.all_finite:
-        sound_at_x(
-            evidence, move, together, capturable=False
-        )  # an error: this batch is broken, and x is where a test has passed
+        # An error: x is where a test has passed, so this batch is broken.
+        sound_at_x(evidence, move, together, capturable=False)
     sound = evidence.loss.isfinite() & evidence.vs.isfinite() & evidence.ss.isfinite()
     largest = state.memory[LARGEST]
     sound = sound & ((evidence.loss <= FAR * largest) | (largest == 0))  # of 0, as of a hinge, nothing is ten times

@@ -8,7 +8,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from .base import Regularizer, Step, is_real
+from ..checks import is_real
+from .base import Regularizer, Step
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch  # noqa: F401  (the doctest's)
 from torch import Tensor
 
-from .base import Regularizer, Step, check_number
+from ..checks import check_number
+from .base import Regularizer, Step
 from .l1 import soft_threshold
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Regularizer, Step, check_number, one_per_entry
+from ..checks import check_number
+from .base import Regularizer, Step, one_per_entry
 from .grouping import Grouping, Groups, check_groups, grouping, groups_in_words
 
 _BISECTIONS, _TANGENTS = 6, 5

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..checks import check_number
 from ..numerics import exact_sum
-from .base import Regularizer, Step, check_number
+from .base import Regularizer, Step
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_integer, check_number, is_real, shown
 from ..numerics import like, wide
-from .base import Step, check_integer, check_number, is_real, shown
+from .base import Step
 from .budget import Budget
 from .channels import Channels
 from .grouping import Grouping, Groups, check_groups, grouping, groups_in_words

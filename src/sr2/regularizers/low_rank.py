@@ -8,7 +8,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from .base import Regularizer, Step, as_matrix, check_integer, check_number
+from ..checks import check_integer, check_number
+from .base import Regularizer, Step, as_matrix
 from .budget import Budget, below
 
 

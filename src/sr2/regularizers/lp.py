@@ -8,7 +8,8 @@ from math import pi, sqrt
 import torch
 from torch import Tensor
 
-from .base import Regularizer, Step, check_number
+from ..checks import check_number
+from .base import Regularizer, Step
 
 _NEWTON_STEPS = 7
 """Relative error below 1e-12 in float64 for every p in [0.001, 0.999], measured."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Regularizer, Step, as_tensor, check_number
+from ..checks import check_number
+from .base import Regularizer, Step, as_tensor
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..checks import check_integer
 from ..numerics import wide
-from .base import Step, check_integer, one_per_entry
+from .base import Step, one_per_entry
 from .budget import Budget, below
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch  # noqa: F401  (the doctest's)
 from torch import Tensor
 
+from ..checks import check_number
 from ..numerics import add, exact_sum, like, wide
-from .base import ZERO, Regularizer, Step, check_number, check_regularizer, working_step
+from .base import ZERO, Regularizer, Step, check_regularizer, working_step
 
 
 @dataclass(frozen=True)

@@ -144,13 +144,13 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
     return f"{name}: {folder / CACHE}, {spec.count}, good"
 
 
-def ensure(name: str, root: Path | None = None) -> None:
+def ensure(name: str) -> None:
     """Have a data set here, fetched by one process of this machine while others wait; a user's own is left alone."""
     import fcntl
 
     if ":" in name or spec_of(name).embedded is not None:
         return
-    root = root or default_root()
+    root = default_root()
     folder = root / name
     with _named(folder):
         folder.mkdir(parents=True, exist_ok=True)

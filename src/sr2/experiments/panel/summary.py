@@ -75,7 +75,7 @@ def grid(name: str, rates: Sequence[float]) -> list[str]:
     return [f"{name}_{rate:g}_{schedule}" for schedule in ("constant", "cosine") for rate in rates]
 
 
-def columns(panel: Panel, task: str, own: Sequence[str] = OWN) -> dict[str, str]:
+def columns(panel: Panel, task: str, own: Sequence[str]) -> dict[str, str]:
     """What stands in the table for one task: a title and the method behind it."""
     adamw = panel.best(task, grid("adamw", ADAMW_RATES))
     found = {name: name for name in own}
@@ -107,7 +107,7 @@ def table(panel: Panel, own: Sequence[str] = OWN) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def figure(panel: Panel, path: Path, own: Sequence[str] = OWN) -> None:
+def figure(panel: Panel, path: Path) -> None:
     """Each method's error over that of AdamW's best, per task: left of 1 is better. Bars are deviations over seeds."""
     import matplotlib
 
@@ -115,11 +115,11 @@ def figure(panel: Panel, path: Path, own: Sequence[str] = OWN) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 0.85 * len(panel.tasks) + 1.7))
-    titles = [t for t in columns(panel, panel.tasks[0], own) if t not in ("AdamW best of 10", "AdamW one step away")]
+    titles = [t for t in columns(panel, panel.tasks[0], OWN) if t not in ("AdamW best of 10", "AdamW one step away")]
     for k, title in enumerate(titles):
         xs, ys, bars = [], [], []
         for i, task in enumerate(panel.tasks):
-            chosen = columns(panel, task, own)
+            chosen = columns(panel, task, OWN)
             numbers, best = panel.numbers(task, chosen[title], "test"), panel.error(task, chosen["AdamW best of 10"])
             if numbers and math.isfinite(best):
                 error, spread = mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0
@@ -127,7 +127,7 @@ def figure(panel: Panel, path: Path, own: Sequence[str] = OWN) -> None:
                 xs.append(x)
                 ys.append(i + 0.8 * ((k + 0.5) / len(titles) - 0.5))  # every method has a height of its own
                 bars.append((x - low, high - x))
-        mark, size = ("o", 6) if title in own else (MARKS[k % len(MARKS)], 4)
+        mark, size = ("o", 6) if title in OWN else (MARKS[k % len(MARKS)], 4)
         axes.errorbar(
             xs, ys, xerr=list(zip(*bars, strict=True)) or None, fmt=mark, ms=size, label=title, elinewidth=0.8
         )

@@ -149,10 +149,10 @@ def _cnn(norm: Callable[[int], nn.Module]) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
-def _digits(seed: int, model: Callable[[], nn.Module], steps: int = 300) -> Problem:
+def _digits(seed: int, model: Callable[[], nn.Module]) -> Problem:
     images, labels = datasets().load_digits(return_X_y=True)
     parts = _split(images.reshape(-1, 1, 8, 8) / 16 - 0.3, labels, (500, 600), seed, "classes")
-    return Problem(model(), Classification().loss, *parts, steps, 64, "classes", seed)
+    return Problem(model(), Classification().loss, *parts, 300, 64, "classes", seed)
 
 
 def _cifar_small(seed: int) -> Problem:

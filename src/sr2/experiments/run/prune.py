@@ -47,20 +47,8 @@ def sweep(problem: Problem) -> dict[str, Any]:
     return {"rows": rows, "unpruned": unpruned}
 
 
-def prune_run(
-    folder: Path, device: str | None = None, *, trust: bool = False, weights: Which | None = None
-) -> dict[str, Any]:
-    """The sweep of a finished run, written to its `prune.json`; the stored weights are only read.
-
-    Args:
-        folder: of the run.
-        device: where to evaluate, if not where the run was trained.
-        trust, weights: see `trained`.
-    """
-    return _pruned(folder, trained(folder, device, trust=trust, weights=weights), weights)
-
-
 def _pruned(folder: Path, problem: Problem, weights: Which | None) -> dict[str, Any]:
+    """The sweep of a finished run, written to its `prune.json`; the stored weights are only read."""
     result = sweep(problem)
     if weights_file(folder, weights).name == AVERAGE:
         result["weights"] = "average"

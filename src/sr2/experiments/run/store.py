@@ -279,10 +279,10 @@ class RunStore:
         """All epochs so far."""
         self._write(METRICS, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
-    def write_weights(self, state: dict[str, Tensor], name: str = WEIGHTS) -> None:
+    def write_weights(self, state: dict[str, Tensor], file: str = WEIGHTS) -> None:
         """The network as safetensors; tied tensors are written under each of their names."""
         copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-        self._write(name, save(copies, {"format": "pt"}))
+        self._write(file, save(copies, {"format": "pt"}))
 
     def write_prune(self, sweep: dict[str, Any]) -> None:
         """The pruning sweep."""

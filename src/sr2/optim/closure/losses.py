@@ -13,7 +13,7 @@ from ..processes import parallel
 
 Closure = Callable[[], Any]
 """Returns the loss, or one loss for each part of the batch, whose mean counts. It may also zero and fill the gradients
-itself, as the closures of LBFGS do; several losses must then be undetached, since (loss, accuracy) are not two."""
+itself, as the closures of LBFGS do; where it then returns several, none is detached: (loss, accuracy) are not two."""
 
 NO_SPARSE = (
     "sparse gradients are not supported, since R moves every entry at every step: "

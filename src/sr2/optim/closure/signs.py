@@ -1,4 +1,4 @@
-"""Signs of a mistake, or of arithmetic, that the first evaluations of a closure show to who looks at them."""
+"""What the first evaluations of a closure show: signs of a mistake, and the arithmetic in which it computes."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ must leave no trace: not in batch-norm's statistics, not in the random number ge
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeGuard
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...numerics import as_bytes, capturing, cut, end_to_end, is_expanded, local, whole
-from ..parts.rules import Evidence, Rounding, Rule
+from ..parts.rules import Rule
 from ..processes import ALONE, Processes
 from ..state import Outcome
 from .losses import NEEDS_GRADIENTS, Closure, as_loss, explained, gradients_of
@@ -24,8 +23,6 @@ from .watch import STILL, ClosureWatch
 
 class Settled(Protocol):
     """What moves x, as far as it is needed here."""
-
-    def to_trial(self) -> Sequence[Tensor]: ...
 
     def put_back(self) -> None: ...
 
@@ -141,23 +138,6 @@ class TwoEvaluations:
             noise = self._together.sum(noise)
         # Where the noise is not finite, s is not, and rejects the step itself.
         return self.loss, self.f + torch.where(noise.isfinite(), noise, 0.0), self.f_trial
-
-    def rho(
-        self, make: Callable[[float], Settled], alive: Callable[[], bool], rounding: Rounding, sigma: float
-    ) -> float:
-        """rho of the step that `make` makes with this sigma; -inf where too little is left, inf where no more than
-        rounding is promised. Nothing stays moved."""
-        self.move = move = make(sigma)
-        model = move.to_trial()
-        if not alive():
-            move.put_back()
-            return -math.inf
-        self.at_trial()
-        move.put_back()
-        evidence = Evidence.gather(self.losses(), model, rounding, self._together, torch.device("cpu"), reaching=True)
-        if evidence.predicted <= evidence.slack:
-            return math.inf
-        return float((evidence.actual + evidence.slack) / (evidence.predicted + evidence.slack))
 
     def again(self) -> Tensor:
         """The closure's loss where the parameters are now, without a trace."""

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics import capturing, take_if
+from ...numerics import Rounding, capturing, take_if
 from ..parts.averaging import move_toward
-from ..parts.rules import Rounding, Rule
+from ..parts.rules import Rule
 from ..parts.testing import FAR, LARGEST
 from ..state import Outcome, SearchState
 from ..theory.stationarity import FORGET

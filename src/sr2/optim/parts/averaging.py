@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...checks import check_number
 from ...numerics import capturing, is_expanded, local, wide
-from ...regularizers.base import check_number
 from ...telling import called_by_us, tell
 from ..processes import ALONE, Processes
 from .metrics import State

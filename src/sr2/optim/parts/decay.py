@@ -22,7 +22,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...regularizers.base import Regularizer, check_integer, is_real, shown
+from ...checks import check_integer, is_real, shown
+from ...regularizers.base import Regularizer
 
 PER_STEP = "/step"
 AUTO = "auto"

@@ -15,7 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...regularizers.base import Step, check_number
+from ...checks import check_number
+from ...regularizers.base import Step
 from .metrics import State, ema
 
 __all__ = ["Average", "Direction"]

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...checks import check_number
 from ...numerics import add, exact_sum, wide
-from ...regularizers.base import check_number
 
 __all__ = ["AdaGrad", "Adam", "Andrei", "Metric", "RMSprop"]
 

@@ -1,5 +1,7 @@
 """Accept? Next sigma? A rule judges a step by what was seen of it, and knows nothing of how s was found.
 
+Here is what every rule is made of, and `Ratio`, Algorithm 1's own; all others are in `steering.py`.
+
 A rule of one's own subclasses `Rule` and writes `judge`, out of 0-dim tensors and without looking at them, so that
 the same lines serve on the host, on a device and in a CUDA graph:
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -29,6 +31,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ...numerics import Rounding
 from ..processes import Processes
 
 __all__ = ["Constants", "Evidence", "Ratio", "Rule", "Verdict"]
@@ -115,6 +118,31 @@ class Evidence(NamedTuple):
     def finite(self) -> Tensor:
         """Whether the trial can be compared at all."""
         return self.actual.isfinite() & self.predicted.isfinite() & self.ss.isfinite()
+
+    @property
+    def compared(self) -> Compared:
+        """The actual decrease beside the predicted one, as rho has them."""
+        predicted, finite = self.predicted + self.slack, self.finite
+        return Compared(self.actual + self.slack, predicted, finite, finite & (predicted > 0))
+
+
+class Compared(NamedTuple):
+    """The two decreases whose quotient is rho, each with the rounding slack: ask for it once per step."""
+
+    actual: Tensor
+    predicted: Tensor
+    finite: Tensor
+    usable: Tensor
+    """Finite, and a decrease was predicted: else there is no rho."""
+
+    def at_least(self, eta: float) -> Tensor:
+        """rho >= eta, without dividing; false where there is no rho."""
+        return self.usable & (self.actual >= eta * self.predicted)
+
+    @property
+    def rho(self) -> Tensor:
+        """actual / predicted; NaN where there is none."""
+        return torch.where(self.usable, self.actual / self.predicted, math.nan)
 
 
 class Verdict(NamedTuple):
@@ -267,14 +295,11 @@ class Ratio(Rule):
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         eta1, eta2, gamma1, gamma2, gamma3, *_ = self._numbers()
-        sigma, finite = state.sigma, evidence.finite
-        actual, predicted = evidence.actual + evidence.slack, evidence.predicted + evidence.slack
-        usable = finite & (predicted > 0)
-        accepted = usable & (actual >= eta1 * predicted)  # rho >= eta1, without dividing
-        very = accepted & (actual >= eta2 * predicted)
-        higher = torch.where(finite, gamma1 * sigma, gamma2 * sigma)
+        sigma, compared = state.sigma, evidence.compared
+        accepted, very = compared.at_least(eta1), compared.at_least(eta2)
+        higher = torch.where(compared.finite, gamma1 * sigma, gamma2 * sigma)
         sigma = torch.where(very, gamma3 * sigma, torch.where(accepted, sigma, higher))
-        return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
+        return Verdict(accepted, sigma, compared.rho)
 
     def way_out(self, rho: float) -> str:
         """A rho near 1 and below eta2: along s sigma is 1 / (2 (1 - rho)) times the curvature, and does not fall."""
@@ -295,35 +320,3 @@ def gamma3_for(R: float) -> float:
     (0.8333333333333334, 0.9999)
     """
     return 1 - min(1 - GAMMA3, 2 * GAIN / R) if 0 < R < math.inf else GAMMA3
-
-
-class Rounding(NamedTuple):
-    """How well f is known."""
-
-    eps: float
-    """Of the arithmetic that ends in the loss."""
-    coarse: float
-    """What autocast's rounding may hide of f: five deviations or more (benchmarks/rounding.py)."""
-
-    @staticmethod
-    def of(loss: torch.dtype, parameters: Iterable[torch.dtype], autocast: torch.dtype | None) -> Rounding:
-        """eps of the loss's dtype, or float32's where a parameter is below float64."""
-        exact = torch.float64 if all(dtype == torch.float64 for dtype in parameters) else torch.float32
-        coarse = 0.0 if autocast is None else 2 * torch.finfo(autocast).eps
-        return Rounding(max(torch.finfo(loss).eps, torch.finfo(exact).eps), coarse)
-
-    def slack(self, f: Tensor, f_trial: Tensor) -> Tensor:
-        """What rounding may make of f(x) - f(x + s): 10 eps max(1, |f(x)|), or coarse |f| max(1, -log |f|) with
-        f = f(x + s), where that is more.
-
-        eps is of the loss, whose last operations have numbers of the size of 1; what is rounded before them, by
-        autocast, changes the loss by a share of itself. A small cross-entropy f is e^-m of a margin m that is rounded
-        to a share of m, hence the -log. Momentum shifts f(x), and f(x + s) is what was evaluated.
-        """
-        size = f_trial.abs()
-        margin = -size.clamp_min(torch.finfo(size.dtype).tiny).log()
-        return torch.maximum(self.fine(f), self.coarse * size * margin.clamp_min(1.0))
-
-    def fine(self, f: Tensor) -> Tensor:
-        """10 eps max(1, |f(x)|)."""
-        return 10 * self.eps * f.abs().clamp_min(1.0)

@@ -10,7 +10,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from ...regularizers.base import Regularizer, check_integer
+from ...checks import check_integer
+from ...regularizers.base import Regularizer
 
 __all__ = ["Cooldown", "Reach", "Schedule"]
 

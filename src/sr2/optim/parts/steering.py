@@ -1,4 +1,4 @@
-"""Rules beyond Algorithm 1's, for steps along an average of noisy gradients."""
+"""Rules beyond Algorithm 1's: a new one belongs here. These are for steps along an average of noisy gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...regularizers.base import check_number
+from ...checks import check_number
 from .rules import Constants, Evidence, Rule, Searched, Verdict
 
 __all__ = ["Follow", "Tolerant"]
@@ -81,16 +81,14 @@ class Tolerant(Rule):
         return math.inf if isinstance(self.usual, str) else self.usual
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
-        sigma, slack = state.sigma, evidence.slack
-        actual, predicted = evidence.actual + slack, evidence.predicted + slack
-        usable = evidence.finite & (predicted > 0)
-        accepted = usable & (actual >= -self.rise * predicted)
+        sigma, compared = state.sigma, evidence.compared
+        accepted = compared.at_least(-self.rise)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
         gains = (sigma > self._usual) | (evidence.actual >= self.eta2 * evidence.predicted)
         very = accepted & gains & (evidence.predicted > KNOWN * evidence.fine)
         sigma = torch.where(very, self.gamma3 * sigma, torch.where(accepted, sigma, self.gamma1 * sigma))
-        return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan))
+        return Verdict(accepted, sigma, compared.rho)
 
     def on_trust(self, sigma: Tensor) -> Tensor:
         return torch.where(sigma > self._usual, self.gamma3 * sigma, sigma)
@@ -140,11 +138,9 @@ class Follow(Rule):
         return {"curvature": 0.0, "seen": 0.0}
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
-        sigma, finite, slack = state.sigma, evidence.finite, evidence.slack
-        actual, predicted = evidence.actual + slack, evidence.predicted + slack
-        usable = finite & (predicted > 0)
-        accepted = usable & (actual >= self.eta1 * predicted)
-        known = usable & (evidence.predicted > KNOWN * slack)  # else the difference is rounding
+        sigma, compared = state.sigma, evidence.compared
+        accepted = compared.at_least(self.eta1)
+        known = compared.usable & (evidence.predicted > KNOWN * evidence.slack)  # else the difference is rounding
         # One batch has one vote: what it says of the curvature is bounded.
         latest = torch.where(known, evidence.curvature.clamp(-1.0, 4.0), 0.0) * sigma
         seen = state.memory["seen"]
@@ -154,4 +150,4 @@ class Follow(Rule):
         change = (target / sigma).log().clamp(-self.rate, self.rate).exp()
         sigma = torch.where(accepted, torch.where(known, change * sigma, sigma), self.gamma1 * sigma)
         memory = {"curvature": torch.where(known, mean, state.memory["curvature"]), "seen": seen + known}
-        return Verdict(accepted, sigma, torch.where(usable, actual / predicted, math.nan), memory)
+        return Verdict(accepted, sigma, compared.rho, memory)

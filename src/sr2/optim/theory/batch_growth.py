@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...regularizers.base import check_integer, check_number
+from ...checks import check_integer, check_number
 from ..parts.rules import Evidence
 from ..processes import ALONE, Processes
 
