@@ -284,4 +284,4 @@ def _was_trained(groups: Sequence[Mapping[str, Any]], together: Processes) -> bo
     named = (pair for group in groups for pair in zip(group.get("param_names", ()), group["params"], strict=False))
     scales = [local(p).detach() for name, p in named if p.dim() == 1 and name.rpartition(".")[2] == "weight"]
     differ = any(bool((x != x[0]).any()) for x in scales if x.numel() > 1)
-    return float(together.sum(torch.tensor(float(differ), dtype=torch.float64, device="cpu"))) > 0
+    return together.total(float(differ)) > 0
