@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..files import write_whole
+from ..telling import for_user
 from .index_map import IndexMap
 from .rebuild import refresh, set_tensor
 
@@ -42,6 +43,7 @@ _UNSUPPORTED = {  # safetensors does not give these back: they are written as by
 }
 
 
+@for_user
 def save(model: nn.Module | Mapping[str, Tensor], path: str | Path, *, dtype: torch.dtype | None = None) -> int:
     """Write a network, shrunk or not, or a state dict; returns the bytes of the file. Lossless, to the bit.
 
@@ -64,7 +66,9 @@ def save(model: nn.Module | Mapping[str, Tensor], path: str | Path, *, dtype: to
         path: of the file.
         dtype: what floating-point tensors are rounded to before, as torch.bfloat16; None leaves them.
     """
-    tensors, tied = _collect(model, dtype)
+    if not isinstance(model, nn.Module | Mapping):
+        raise TypeError(f"save writes a model or tensors by name, and got a {type(model).__name__}: save(model, path)")
+    tensors, tied = _collect(model.state_dict() if isinstance(model, nn.Module) else model, dtype)
     stored: Tensors = {}
     metadata = {"format": FORMAT, "version": VERSION}
     raw: dict[str, Any] = {}
@@ -125,9 +129,8 @@ def load(path: str | Path, model: Any = None, *, max_bytes: int = MAX_BYTES) -> 
 # ---- writing
 
 
-def _collect(model: nn.Module | Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[Tensors, dict[str, str]]:
+def _collect(state: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[Tensors, dict[str, str]]:
     """The tensors, dense, contiguous and on the CPU; and the names of those that are another one's."""
-    state = model.state_dict() if isinstance(model, nn.Module) else model
     tensors: Tensors = {}
     tied: dict[str, str] = {}
     seen: dict[Any, str] = {}
