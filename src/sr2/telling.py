@@ -5,31 +5,20 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
-from typing import Any, TypeVar
 
 import torch
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
-
-
-_FOR_USER: set[CodeType] = set()
-
-
-def for_user(function: F) -> F:
-    """What this function asks of torch is asked by whoever calls it: `export.save` saves as `torch.save` does."""
-    _FOR_USER.add(function.__code__)
-    return function
+_SAVE = (str(Path(__file__).parent / "export" / "container.py"), "save")  # saves for its caller, as torch.save does
 
 
 def called_by_us() -> bool:
     """Whether what torch is doing was asked for by this library, and not by the user."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and (frame.f_code.co_filename.startswith(_OURS[1:]) or frame.f_code in _FOR_USER):
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_OURS[1:]) or (frame.f_code.co_filename, frame.f_code.co_name) == _SAVE
+    ):
         frame = frame.f_back
     return frame.f_code.co_filename.startswith(_OURS[0])
 

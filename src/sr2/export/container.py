@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from ..files import write_whole
-from ..telling import for_user
 from .index_map import IndexMap
 from .rebuild import refresh, set_tensor
 
@@ -43,7 +42,6 @@ _UNSUPPORTED = {  # safetensors does not give these back: they are written as by
 }
 
 
-@for_user
 def save(model: nn.Module | Mapping[str, Tensor], path: str | Path, *, dtype: torch.dtype | None = None) -> int:
     """Write a network, shrunk or not, or a state dict; returns the bytes of the file. Lossless, to the bit.
 
