@@ -165,7 +165,7 @@ OF_SR2 = [
     ({"rule": Ratio(), "eta2": 0.5, "gamma1": 2.0}, "says it already: leave out eta2, gamma1"),
 ]
 PARTS_OF_SR2 = [
-    ({"rule": "ratio"}, "rule must be an object of sr2.rules, and is 'ratio'"),
+    ({"rule": "ratio"}, "rule must be an object of sr2.rules, and is 'ratio': give one, as sr2.rules.Tolerant\\(\\)"),
     ({"direction": 0.9}, "direction must be an object of sr2.directions, and is 0.9"),
     ({"schedule": (1, 2)}, r"schedule must be an object of sr2.schedules, and is \(1, 2\)"),
 ]

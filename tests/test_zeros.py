@@ -100,6 +100,13 @@ def test_nothing_at_all():
     assert "total" in str(sparsity(nn.ReLU()))
 
 
+@pytest.mark.parametrize("count", [sparsity, lambda model: prune_(model, 0.1)], ids=["sparsity", "prune_"])
+def test_what_is_no_model(count):
+    optimizer = torch.optim.SGD([torch.zeros(3)], 0.1)
+    with pytest.raises(TypeError, match="give a model, or its tensors, and not a SGD"):
+        count(optimizer)
+
+
 def test_it_prints_as_a_table():
     model = nn.Sequential(nn.Linear(100, 20), nn.ReLU(), nn.Linear(20, 1))
     with torch.no_grad():

@@ -10,12 +10,15 @@ from pathlib import Path
 import torch
 
 _OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
+_SAVE = (str(Path(__file__).parent / "export" / "container.py"), "save")  # saves for its caller, as torch.save does
 
 
 def called_by_us() -> bool:
     """Whether what torch is doing was asked for by this library, and not by the user."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS[1:]):
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_OURS[1:]) or (frame.f_code.co_filename, frame.f_code.co_name) == _SAVE
+    ):
         frame = frame.f_back
     return frame.f_code.co_filename.startswith(_OURS[0])
 

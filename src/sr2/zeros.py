@@ -141,6 +141,8 @@ def _named(model: Tensors) -> Iterator[tuple[str, Tensor]]:
     if isinstance(model, nn.Module):
         yield from model.named_parameters()
         return
+    if not isinstance(model, Iterable):
+        raise TypeError(f"give a model, or its tensors, and not a {type(model).__name__}")
     entries: Iterable[Any] = model.items() if isinstance(model, Mapping) else model
     for number, entry in enumerate(entries):
         yield (str(number), entry) if isinstance(entry, Tensor) else entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,14 @@ def test_constants_reach_the_regularizer() -> None:
     assert made("box", "lo=-1", "hi=inf") == sr2.Box(-1, float("inf"))
     assert made("none") is None
     assert made("sr2:L0") == sr2.L0(1e-3)
+
+
+def test_the_words_of_reg_name_constants() -> None:
+    (field,) = (f for f in dataclasses.fields(RunConfig) if f.name == "reg")
+    known = {name for R in REGULARIZERS.values() if R is not None for name in inspect.signature(R).parameters}
+    named = set(re.findall(r"(\w+)=", str(field.metadata))) - {"key"}
+    assert named
+    assert named <= known
 
 
 def test_options_reach_the_optimizer() -> None:

@@ -179,6 +179,8 @@ def test_names_that_look_like_the_files_own(tmp_path):
 def test_what_cannot_be_saved_is_one_sentence(tmp_path):
     with pytest.raises(TypeError, match="epoch is a int"):
         save({"epoch": 3}, tmp_path / "w")
+    with pytest.raises(TypeError, match=r"got a str: save\(model, path\)"):
+        save("w", nn.Linear(2, 2))
     with pytest.raises(ValueError, match="without data"):
         save({"w": torch.empty(3, device="meta")}, tmp_path / "w")
     assert not list(tmp_path.iterdir())

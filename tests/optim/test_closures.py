@@ -104,13 +104,14 @@ def test_gradient_accumulation_is_the_big_batch(case, backward):
     [
         (lambda model: None, "returned None"),
         (lambda model: model(X).mean(0), r"returned a torch.float32 tensor of shape \(3,\)"),
+        (lambda model: (model(X).mean(), model(X)), "return the loss alone"),
         (lambda model: model(X).mean().detach(), "does not depend on the parameters"),
         (lambda model: torch.tensor(3), "torch.int64"),
         (lambda model: 3.0, "does not depend on the parameters"),
         (lambda model: "loss", "'loss'"),
         (lambda model: model(X).mean().backward(), "returned None"),
     ],
-    ids=["None", "vector", "detached", "int", "number", "string", "backward and None"],
+    ids=["None", "vector", "outputs too", "detached", "int", "number", "string", "backward and None"],
 )
 def test_a_wrong_closure_is_one_sentence(case, wrong, words):
     model = small_network()

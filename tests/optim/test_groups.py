@@ -127,6 +127,8 @@ def test_tied_weights_are_in_one_group():
         ([], ValueError, "no rule claims"),
         ([("*", "l1")], TypeError, "must be a Regularizer"),
         ([("*", L1)], TypeError, "must be a Regularizer"),
+        ({"0.*": L1(0.1), "*": None}, TypeError, r"one is '0\.\*': give a list of pairs"),
+        ([("0.*", L1(0.1), 3)], TypeError, "a rule is a pair"),
     ],
 )
 def test_wrong_rules(rules, error, words):

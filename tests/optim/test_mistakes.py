@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L0, L1, SR2, BatchGrowth, ProxGEN
+from sr2 import L0, L1, SR2, BatchGrowth, ProxGEN, param_groups
 from tests.optimizers import OPTIMIZERS, named
 from tests.tools import algorithm_1
 
@@ -272,6 +272,31 @@ def test_the_state_of_another_optimizer(case):
             with pytest.raises(ValueError, match=f"this is not the state of {case.name}: it has no '"):
                 mine.load_state_dict(state)
     assert str(mine.state_dict()) == before
+
+
+@every
+def test_a_whole_checkpoint_is_no_state_of_an_optimizer(case):
+    model = network()
+    optimizer = case.make(model)
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    with pytest.raises(ValueError, match=r"its keys are model, optimizer: .*saved\['optimizer'\]"):
+        optimizer.load_state_dict(saved)
+
+
+@every
+@pytest.mark.parametrize("first", [L1(1e-3), network().state_dict(), None], ids=["R", "state", "None"])
+def test_what_comes_first_is_the_module(case, first):
+    with pytest.raises(
+        TypeError, match=rf"{case.name}: the first argument is the module, and is a {type(first).__name__}"
+    ):
+        case.make(first)
+
+
+@every
+def test_a_regularizer_that_would_reach_no_group(case):
+    groups = param_groups(network(), [("0.weight", L1(1e-3)), ("*", None)])
+    with pytest.raises(ValueError, match=r"L1\(lam=0.1\) would reach no parameter.*leave it out"):
+        case.make(groups, L1(0.1))
 
 
 def test_the_state_of_another_network():

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sr2 import L1, SR2
+from sr2.export import load, save
 
 WORDS = r"holds the last iterate.*with optimizer.averaged\(\)"
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
@@ -47,6 +48,20 @@ def test_it_is_said_once_and_at_the_users_line() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.state_dict()
+
+
+def test_who_saves_by_export_is_told_too(tmp_path: Path) -> None:
+    model, _optimizer = trained()
+    with pytest.warns(UserWarning, match=WORDS) as found:
+        save(model, tmp_path / "w.safetensors")
+    assert found[0].filename == __file__
+
+
+@pytest.mark.usefixtures("silent")
+def test_who_loads_by_export_is_not_told(tmp_path: Path) -> None:
+    save(nn.Linear(4, 1), tmp_path / "w.safetensors")
+    model, _optimizer = trained(nn.Linear(4, 1))
+    load(tmp_path / "w.safetensors", model)
 
 
 @pytest.mark.usefixtures("silent")

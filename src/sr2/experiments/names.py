@@ -17,7 +17,9 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> None:
     names = list(known)
     if name in names:
         return
-    close = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    module, dot, attribute = name.rpartition(".")
+    own = f"{module}:{attribute}" if dot and name.replace(".", "").isidentifier() and attribute != "py" else None
+    close = [own] if own else get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}? " if close else ""
     raise UserError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}, or your own as module:callable")
 
@@ -35,7 +37,8 @@ def import_callable(kind: str, spec: str) -> Callable[..., Any]:
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:  # the user's module may fail in any way
-        raise UserError(f"{kind} {spec!r} could not be imported ({type(error).__name__}): {error}") from error
+        hint = ": a module is named without .py" if module_name.endswith(".py") else ""
+        raise UserError(f"{kind} {spec!r} could not be imported ({type(error).__name__}): {error}{hint}") from error
     finally:
         sys.path.remove("")
     if not callable(found):
@@ -51,6 +54,9 @@ def call(kind: str, spec: str, function: Callable[..., Any], **arguments: object
         raise
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
+        if place.filename == __file__:  # its signature rejects the call
+            given = f"with {', '.join(arguments)}" if arguments else "without arguments"
+            raise UserError(f"{kind} {spec!r} was called {given}: {error}; give the rest defaults") from error
         raise UserError(
             f"{kind} {spec!r} failed in {place.filename}, line {place.lineno}: {type(error).__name__}: {error}"
         ) from error

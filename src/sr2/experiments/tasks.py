@@ -151,7 +151,8 @@ class Images(Classification):
         if inputs.dtype != torch.uint8 or inputs.dim() != 4 or len(inputs) == 0:
             raise UserError(
                 f"{where}_inputs must be uint8 of shape (n, channels, height, width), and are "
-                f"{inputs.dtype} of shape {tuple(inputs.shape)}"
+                f"{inputs.dtype} of shape {tuple(inputs.shape)}: scale images to 0 … 255, or return a "
+                "sr2.experiments.data.Dataset with a task of its own"
             )
         if targets.dtype != torch.int64 or targets.shape != (len(inputs),):
             raise UserError(

@@ -64,7 +64,9 @@ def save(model: nn.Module | Mapping[str, Tensor], path: str | Path, *, dtype: to
         path: of the file.
         dtype: what floating-point tensors are rounded to before, as torch.bfloat16; None leaves them.
     """
-    tensors, tied = _collect(model, dtype)
+    if not isinstance(model, nn.Module | Mapping):
+        raise TypeError(f"save writes a model or tensors by name, and got a {type(model).__name__}: save(model, path)")
+    tensors, tied = _collect(model.state_dict() if isinstance(model, nn.Module) else model, dtype)
     stored: Tensors = {}
     metadata = {"format": FORMAT, "version": VERSION}
     raw: dict[str, Any] = {}
@@ -125,9 +127,8 @@ def load(path: str | Path, model: Any = None, *, max_bytes: int = MAX_BYTES) -> 
 # ---- writing
 
 
-def _collect(model: nn.Module | Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[Tensors, dict[str, str]]:
+def _collect(state: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[Tensors, dict[str, str]]:
     """The tensors, dense, contiguous and on the CPU; and the names of those that are another one's."""
-    state = model.state_dict() if isinstance(model, nn.Module) else model
     tensors: Tensors = {}
     tied: dict[str, str] = {}
     seen: dict[Any, str] = {}

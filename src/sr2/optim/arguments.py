@@ -73,7 +73,9 @@ def unsaid(constants: Mapping[str, object], rule: Rule | None, *of_theory: objec
         if named:
             raise ValueError(f"SR2: rule={rule!r} says it already: leave out {', '.join(named)}")
         if not isinstance(rule, Rule):
-            raise TypeError(f"SR2: rule must be an object of sr2.rules, and is {rule!r}")
+            raise TypeError(
+                f"SR2: rule must be an object of sr2.rules, and is {rule!r}: give one, as sr2.rules.Tolerant()"
+            )
     if named or isinstance(rule, Ratio) or any(option is not None for option in of_theory):
         return ALGORITHM_1._replace(rule=rule or Ratio(**named))  # type: ignore[arg-type]
     return TUNED._replace(rule=rule or TUNED.rule)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..regularizers.base import Regularizer, check_regularizer
 from ..telling import tell
-from .groups import ParamGroups, module_groups
+from .groups import ParamGroups, module_groups, some
 from .moves.base import Moves, Proposal
 from .moves.choose import choose
 from .parts.directions import Direction
@@ -70,6 +70,14 @@ class ProximalOptimizer(torch.optim.Optimizer):
         self._module: nn.Module | None = None
         if isinstance(params, nn.Module):
             params = module_groups(params, regularizer, penalize)
+        elif isinstance(params, Mapping) or not isinstance(params, Iterable):
+            name, kind = type(self).__name__, type(params).__name__
+            raise TypeError(f"{name}: the first argument is the module, and is a {kind}: give {name}(model, R)")
+        elif regularizer is not None and isinstance(params, ParamGroups) and all("regularizer" in g for g in params):
+            raise ValueError(
+                f"{type(self).__name__}: {regularizer!r} would reach no parameter, since each of these groups names "
+                "its own: leave it out, or name it in a rule of param_groups"
+            )
         if isinstance(params, ParamGroups):
             self._module = params.module
         super().__init__(params, {"regularizer": regularizer, **defaults})
@@ -222,6 +230,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""
+        if "param_groups" not in state_dict or "state" not in state_dict:
+            raise ValueError(
+                f"this is not the state of an optimizer, since its keys are {some(list(state_dict))}: load what "
+                "optimizer.state_dict() gave, as saved['optimizer']"
+            )
         later = {name: 0.0 for name in ("weight_decay",) if name in self.defaults}  # SR2 did not always have it
         groups = [{**later, **g} for g in state_dict["param_groups"]]
         self._check_state(groups, state_dict["state"])

@@ -43,12 +43,17 @@ def param_groups(model: nn.Module, rules: Sequence[tuple[str | re.Pattern[str], 
     named = list(model.named_parameters())
     groups: list[dict[str, Any]] = []
     claimed: set[str] = set()
-    for pattern, regularizer in rules:
+    for rule in rules:
+        if not isinstance(rule, tuple | list) or len(rule) != 2:
+            raise TypeError(
+                f"a rule is a pair (pattern, regularizer or None), and one is {rule!r}: give a list of pairs"
+            )
+        pattern, regularizer = rule
         check_regularizer(regularizer)
         matching = [name for name, _ in named if _matches(pattern, name)]
         if not matching:
             raise ValueError(
-                f"the pattern {_text(pattern)!r} matches no parameter: the names are {_some([n for n, _ in named])}"
+                f"the pattern {_text(pattern)!r} matches no parameter: the names are {some([n for n, _ in named])}"
             )
         params = [(name, p) for name, p in named if name in matching and name not in claimed]
         claimed.update(matching)
@@ -56,7 +61,7 @@ def param_groups(model: nn.Module, rules: Sequence[tuple[str | re.Pattern[str], 
             groups.append({"params": params, "regularizer": regularizer})
     left = [name for name, _ in named if name not in claimed]
     if left:
-        raise ValueError(f"no rule claims {_some(left)}: end the rules with ('*', None) to leave the rest alone")
+        raise ValueError(f"no rule claims {some(left)}: end the rules with ('*', None) to leave the rest alone")
     return ParamGroups(groups, model)
 
 
@@ -87,6 +92,7 @@ def _text(pattern: str | re.Pattern[str]) -> str:
     return pattern if isinstance(pattern, str) else pattern.pattern
 
 
-def _some(names: Sequence[str], most: int = 6) -> str:
+def some(names: Sequence[str], most: int = 6) -> str:
+    """The first of these names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -171,7 +171,7 @@ def test_own_arrays(my_module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("floats", "train_inputs must be uint8"),
+        ("floats", "train_inputs must be uint8.*: scale images to 0 … 255, or return"),
         ("three", "3 parts, and must have four"),
         ("short", "train_targets must be int64, one for each of the 9 images"),
         ("nothing", "returned a NoneType"),

@@ -191,7 +191,7 @@ def test_own_network(name: str, shape: tuple[int, int], my_module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("needs", "missing 1 required positional argument: 'width'"),
+        ("needs", "was called .*: .* missing 1 required positional argument: 'width'; give the rest defaults"),
         ("nothing", r"returned a NoneType, and must return a torch\.nn\.Module"),
         ("absent", "could not be imported"),
     ],
@@ -199,3 +199,8 @@ def test_own_network(name: str, shape: tuple[int, int], my_module: str) -> None:
 def test_own_network_that_is_wrong(name: str, words: str, my_module: str) -> None:
     with pytest.raises(UserError, match=words):
         build(f"{my_module}:{name}", 5, (1, 8, 8))
+
+
+def test_a_module_is_named_without_its_ending(my_module: str) -> None:
+    with pytest.raises(UserError, match=r"a module is named without \.py"):
+        build(f"{my_module}.py:plain", 5, (1, 8, 8))

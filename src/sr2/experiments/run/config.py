@@ -105,7 +105,7 @@ class RunConfig(Settings):
         "l1", "l1, l0, … (an unknown name lists them all), none, or your own as module:callable."
     )
     reg: tuple[str, ...] = setting(
-        (), "Further constants of the regularizer as key=value: p=0.5, density=0.1, sections=rows."
+        (), "Further constants of the regularizer as key=value: p=0.5, density=0.1, groups=rows."
     )
     seed: int = setting(0, "Decides the first weights, the order of the examples and their augmentation.")
     optimizer: str = setting(

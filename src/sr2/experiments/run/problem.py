@@ -136,7 +136,8 @@ class Problem:
             yield
         except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             what = f"{' x '.join(map(str, x.shape[1:]))} {self.task.examples} of {config.data}"
-            raise UserError(f"{config.model} fails on the {what}{mode}: {error}") from error
+            hint = "" if ":" in config.model else "; use another --model, as mlp for rows and transformer for text"
+            raise UserError(f"{config.model} fails on the {what}{mode}: {error}{hint}") from error
 
 
 class Problems:

@@ -69,7 +69,10 @@ def as_loss(result: object) -> Tensor:
     if isinstance(result, (int, float)) and not isinstance(result, bool):
         return torch.tensor(result, dtype=torch.float64, device="cpu")
     if not isinstance(result, Tensor) or result.numel() != 1 or not result.is_floating_point():
-        raise ValueError(f"the closure must return the loss, one number, and returned {_describe(result)}")
+        raise ValueError(
+            f"the closure must return the loss, one number, and returned {_describe(result)}: return the loss alone, "
+            "and its mean where it is a vector"
+        )
     return whole(result.detach()).reshape(())
 
 
@@ -106,7 +109,7 @@ def explained(error: RuntimeError) -> RuntimeError:
 def _check_depends(loss: object) -> None:
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise ValueError(
-            f"the closure returned {_describe(loss)} that does not depend on the parameters: return the loss tensor, "
+            f"the closure returned {_describe(loss)}, which does not depend on the parameters: return the loss tensor, "
             "undetached, or call backward() inside the closure, and see that some parameter has requires_grad"
         )
 
