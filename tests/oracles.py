@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from itertools import combinations, product
 from math import ceil, floor
 
@@ -117,7 +118,7 @@ def floors(sizes: Sequence[int], k: int, share: float) -> list[int]:
     """What each of several tensors has for itself of a budget of k: see `L0Ball`."""
     if len(sizes) < 2 or k >= sum(sizes):
         return [0] * len(sizes)
-    shares = [share * k * size / sum(sizes) for size in sizes]
+    shares = [Fraction(str(share)) * k * size / sum(sizes) for size in sizes]
     up = [ceil(s) for s in shares]
     return up if sum(up) <= k / 2 else [floor(s) for s in shares]
 

@@ -85,6 +85,18 @@ def test_logistic_l1():
     assert (w == 0).any()
 
 
+@pytest.mark.parametrize("sigma", [0.26, 0.3, 0.4, 1.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.2, 0.9])
+@pytest.mark.parametrize("metric", [None, "adam"])
+def test_the_default_rule_converges_with_any_momentum(metric, momentum, sigma):
+    """A rise as large as what was promised, accepted without momentum, took f to 1e193 at sigma = 0.3."""
+    x, c = nn.Parameter(torch.ones(20, dtype=torch.float64)), torch.logspace(0, -1, 20, dtype=torch.float64)
+    optimizer = SR2([x], sigma=sigma, metric=metric, momentum=momentum)
+    for _ in range(300):
+        optimizer.step(lambda: (c * x.square()).sum() / 2)
+    assert optimizer.last_step.loss <= 1e-8
+
+
 @pytest.mark.parametrize(
     ("R", "options"),
     [

@@ -106,6 +106,29 @@ def test_the_actual_decrease_is_that_of_f_decay_and_penalty(metric, R):
         assert optimizer.last_step.predicted == pytest.approx(predicted, rel=1e-9)
 
 
+@pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}], ids=str)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("metric", [None, Adam()], ids=str)
+def test_beside_a_full_objective_there_is_the_decay_too(metric, momentum, options):
+    """What is predicted has it: without it in what is compared, rho was 0.1 where it is 0.9."""
+    x0, w = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), 0.7
+    p, squares = nn.Parameter(x0.clone()), torch.zeros_like(x0)
+    optimizer = SR2([p], sigma=30.0, momentum=momentum, weight_decay=w, metric=metric, rule=Always(), **options)
+
+    def f(x):
+        return (x - 1).square().sum() / 4
+
+    for t in range(1, 4):
+        old, noise = p.detach().clone(), torch.randn(7, 5, dtype=torch.float64)
+        optimizer.step(lambda noise=noise: f(p) + (noise * p).sum(), lambda: f(p))
+        g = (old - 1) / 2 + noise
+        squares = 0.999 * squares + 0.001 * g * g
+        D = torch.ones_like(g) if metric is None else (squares / (1 - 0.999**t)).sqrt() + metric.eps
+        new = p.detach()
+        decay = w / 2 * ((D * old * old).sum() - (D * new * new).sum())
+        assert optimizer.last_step.actual == pytest.approx(float(f(old) - f(new) + decay), rel=1e-9)
+
+
 def test_groups_may_name_their_own_and_states_keep_it():
     model = network()
     groups = [

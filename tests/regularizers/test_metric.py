@@ -181,6 +181,8 @@ def test_a_floor_keeps_every_tensor_alive() -> None:
     assert L0Ball(density=0.1).floors([10, 10, 10]) == [0, 0, 0]  # too few to share out
     assert L0Ball(density=0.25).floors([10, 10, 12]) == [1, 1, 1]
     assert L0Ball(density=0.5, groups="rows").floors([40, 20]) == [2, 1]
+    assert L0Ball(density=0.2).floors([385, 50]) == [8, 1]  # 0.1 * 87 * 50 / 435 is 1, and a bit more in float64
+    assert L0Ball(k=7, floor=0.3).floors([50, 10, 10]) == [1, 0, 0]  # 1.5, 0.3 and 0.3, rounded down
 
 
 def test_a_budget_of_all_groups_keeps_what_is_too_small_for_a_norm() -> None:

@@ -176,6 +176,16 @@ def test_nuclear_is_rounded_once() -> None:
 
 
 @every
+def test_bfloat16_is_rounded_once(case: RegularizerCase) -> None:
+    """After the prox, which works in float32. A ridge beside another R rounded before that one's prox too."""
+    if not case.separable:
+        return
+    x = (torch.randn(4000, generator=torch.Generator().manual_seed(0)) * 2).bfloat16()
+    for step in (0.3, 4.0, torch.tensor(0.9), torch.rand(4000, generator=torch.Generator().manual_seed(1)) + 0.1):
+        assert torch.equal(case.regularizer.prox(x, step), case.regularizer.prox(x.float(), step).bfloat16())
+
+
+@every
 def test_nan_is_not_swallowed(case: RegularizerCase) -> None:
     """A NaN that became 0 would hide a broken step. (Decompositions reject it; budgets keep it as the largest.)"""
     if case.decomposes or getattr(case.regularizer, "k", None) == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from numbers import Real
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -79,6 +80,23 @@ def unsaid(constants: Mapping[str, object], rule: Rule | None, *of_theory: objec
     if named or isinstance(rule, Ratio) or any(option is not None for option in of_theory):
         return ALGORITHM_1._replace(rule=rule or Ratio(**named))  # type: ignore[arg-type]
     return TUNED._replace(rule=rule or TUNED.rule)
+
+
+def bearable(rule: Any, direction: Direction | None) -> Any:
+    """The default rule, with no more of a rise than steps along v make good: 2 beta / (1 - beta), at most 1.
+
+    Where f has the curvature c, x <- x - v / sigma, v an average with beta, is stable for c < 2 sigma (1 + beta) /
+    (1 - beta), and rho >= -rise lets pass what has c <= 2 sigma (1 + rise). Without momentum x ran away so, with every
+    step accepted.
+
+    >>> from sr2.directions import Average
+    >>> bearable(TUNED.rule, None).rise, bearable(TUNED.rule, Average(0.9)).rise
+    (0.0, 1.0)
+    """
+    beta = 0.0 if direction is None else direction.beta
+    if rule is not TUNED.rule or beta is None:  # which was said, or whose average is not known
+        return rule
+    return replace(TUNED.rule, rise=min(TUNED.rule.rise, 2 * beta / (1 - beta)))
 
 
 def said(value: Any, default: Any) -> Any:

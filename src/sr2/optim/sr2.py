@@ -20,7 +20,7 @@ from torch import Tensor
 from ..numerics import Rounding
 from ..regularizers.base import Regularizer
 from . import start
-from .arguments import NO_CLOSURE, check_options, check_sigma, names_the_way, part, said, unsaid
+from .arguments import NO_CLOSURE, bearable, check_options, check_sigma, names_the_way, part, said, unsaid
 from .base import Params, ProximalOptimizer, Remembered
 from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
@@ -150,10 +150,10 @@ class SR2(Reading, ProximalOptimizer):
     ) -> None:
         constants = {"eta1": eta1, "eta2": eta2, "gamma1": gamma1, "gamma2": gamma2, "gamma3": gamma3}
         default = unsaid(constants, rule, epsilon, batch_growth)
-        self.rule = self._given = default.rule
         smoothed = as_direction("SR2", said(momentum, 0.0 if direction is not None else default.momentum))
         cooling = planned_cooldown(cooldown, steps)
         self.direction = part(Direction, direction, smoothed, "momentum", used=smoothed is not None)
+        self.rule = self._given = bearable(default.rule, self.direction)
         self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooldown is not None)
         check_sigma(sigma, sigma_min)
         self.sigma_min, self.autocast, self.epsilon, self.batch_growth = sigma_min, autocast, epsilon, batch_growth

@@ -53,12 +53,11 @@ class Regularizer:
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
         cls.diagonal = cls.diagonal or cls.separable
-        # A subclass that writes its own R or prox is not what its parent's coefficients say, unless it says so.
+        # A subclass that writes its own R or prox is not what its parent says of them, unless it says so itself.
         written = {"terms", "prox_tensor", "terms_of", "prox_of"} & cls.__dict__.keys()
-        if written and "coefficients" not in cls.__dict__:
-            cls.coefficients = property(lambda self: None)  # type: ignore[assignment, method-assign]
-        if written and "rowwise" not in cls.__dict__:
-            cls.rowwise = False
+        plain = {"coefficients": property(lambda self: None), "rowwise": False, "decrease_of": Regularizer.decrease_of}
+        for name in plain.keys() - cls.__dict__.keys() if written else ():
+            setattr(cls, name, plain[name])
 
     @property
     def by_tensor(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch  # noqa: F401  (the doctest's)
 from torch import Tensor
 
 from ..checks import check_number
+from ..numerics import total
 from .base import Regularizer, Step
 from .l1 import soft_threshold
 
@@ -38,6 +40,11 @@ class ElasticNet(Regularizer):
     def terms(self, x: Tensor) -> Tensor:
         size = x.double().abs()
         return size * (self.lam1 + self.lam2 / 2 * size)
+
+    def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
+        pairs = [(x.double().abs(), z.double().abs()) for x, z in zip(xs, zs, strict=True)]
+        # |x| - |z| is exact where z is near x; the difference of two squares would not be.
+        return total([(a - b) * (self.lam1 + self.lam2 / 2 * (a + b)) for a, b in pairs])
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
         return soft_threshold(x, self.lam1 * step) / (1 + self.lam2 * step)

@@ -95,7 +95,7 @@ class L0Ball(Budget):
         k = int(self.k) if self.density is None else round(self.density * n)  # type: ignore[arg-type]
         if len(sizes) < len(counts) or len(counts) < 2 or not floor or not 0 < k < n:
             return [0] * len(counts)
-        shares = [floor * k * size / n for size in sizes]
+        shares = [round(floor * k * size / n, 9) for size in sizes]  # 0.1 is a little more than a tenth
         up = [ceil(share) for share in shares]
         return up if 2 * sum(up) <= k else [int(share) for share in shares]
 

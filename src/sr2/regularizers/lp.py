@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_number
+from ..numerics import total
 from .base import Regularizer, Step
 
 _NEWTON_STEPS = 7
@@ -43,6 +45,15 @@ class Lp(Regularizer):
 
     def terms(self, x: Tensor) -> Tensor:
         return self.lam * x.double().abs() ** self.p
+
+    def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
+        return self.lam * total([self._fall(x.double().abs(), z.double().abs()) for x, z in zip(xs, zs, strict=True)])
+
+    def _fall(self, a: Tensor, b: Tensor) -> Tensor:
+        """a^p - b^p as m^p (1 - (1 - |a - b| / m)^p), m the larger: the difference of the powers has few digits."""
+        m = torch.maximum(a, b)
+        share = (a - b).abs() / m.clamp_min(torch.finfo(m.dtype).tiny)
+        return torch.sign(b - a) * m**self.p * torch.expm1(self.p * torch.log1p(-share))
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
         p, t = self.p, self.lam * step

@@ -10,7 +10,7 @@ import torch  # noqa: F401  (the doctest's)
 from torch import Tensor
 
 from ..checks import check_number
-from ..numerics import add, exact_sum, like, wide
+from ..numerics import like, total, wide
 from .base import ZERO, Regularizer, Step, check_regularizer, working_step
 
 
@@ -83,12 +83,10 @@ class Ridge(Regularizer):
     def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
         steps = [working_step(step, x) for step, x in zip(steps, xs, strict=True)]
         shrunk = [1 + self.lam * step for step in steps]
-        nearer = [like(wide(x) / by, x) for x, by in zip(xs, shrunk, strict=True)]
-        return self._other.prox_of(nearer, [step / by for step, by in zip(steps, shrunk, strict=True)])
+        nearer = [wide(x) / by for x, by in zip(xs, shrunk, strict=True)]  # rounded to x's dtype once, after R_1's prox
+        zs = self._other.prox_of(nearer, [step / by for step, by in zip(steps, shrunk, strict=True)])
+        return [like(z, x) for z, x in zip(zs, xs, strict=True)]
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
-        if self.separable:
-            return super().decrease_of(xs, zs)
         pairs = ((x.double(), z.double()) for x, z in zip(xs, zs, strict=True))
-        own = add([exact_sum((x - z) * (x + z)) for x, z in pairs])
-        return self.lam / 2 * own + self._other.decrease_of(xs, zs)
+        return self.lam / 2 * total([(x - z) * (x + z) for x, z in pairs]) + self._other.decrease_of(xs, zs)

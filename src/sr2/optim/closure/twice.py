@@ -28,7 +28,7 @@ class Settled(Protocol):
 
     def settle(self, outcome: Outcome) -> None: ...
 
-    def noise(self) -> Tensor | None: ...
+    def noise(self, *, of_batch: bool) -> Tensor | None: ...
 
 
 class TwoEvaluations:
@@ -130,8 +130,10 @@ class TwoEvaluations:
         """The loss, f(x) and f(x + s). A step along v is judged on f(., xi) + (v - g)'x, so f(x) is f + (g - v)'s here.
 
         That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
+        An objective is tested as it is; a decay stands beside it as beside f.
         """
-        noise = self.move.noise() if self.move is not None and self.objective is None and self.tested else None
+        of_batch = self.objective is None
+        noise = self.move.noise(of_batch=of_batch) if self.move is not None and self.tested else None
         if noise is None:
             return self.loss, self.f, self.f_trial
         if self._together.mesh is not None:

@@ -167,15 +167,20 @@ class Proposal:
             self.decays = [self.decay * d if of_x else 0.0 for d, of_x in zip(D, self.decaying, strict=True)]
             self.vs = [wide(v) + c * wide(x) for v, c, x in zip(self.vs, self.decays, self.xs, strict=True)]
 
-    def noise(self, kept: Sequence[Tensor]) -> Tensor:
-        """(g - v)'s for s = x - kept, less s'Cs / 2 of a decay x'Cx / 2, over what this process counts, in float64."""
+    def noise(self, kept: Sequence[Tensor], *, of_batch: bool) -> Tensor:
+        """(g - v)'s for s = x - kept, less s'Cs / 2 of a decay x'Cx / 2, over what this process counts, in float64.
+
+        Without the batch's own, the decay's alone, -(Cx)'s - s'Cs / 2.
+        """
         mine = [i for i, counts in enumerate(self.counted) if counts]
-        if not mine:
+        if not mine or not (of_batch or self.decays_any):
             return torch.zeros((), dtype=torch.float64, device=self.xs[0].device)
         gs, vs, xs, olds = ([wide(ts[i]) for i in mine] for ts in (self.gs, self.vs, self.xs, kept))
-        terms, ss = torch._foreach_sub(gs, vs), torch._foreach_sub(xs, olds)
-        if self.decays_any:  # g - v - Cs / 2
-            halves = [c / 2 * s for c, s in zip([self.decays[i] for i in mine], ss, strict=True)]
+        decays = [self.decays[i] for i in mine] if self.decays_any else []
+        terms = torch._foreach_sub(gs, vs) if of_batch else [-c * old for c, old in zip(decays, olds, strict=True)]
+        ss = torch._foreach_sub(xs, olds)
+        if decays:  # g - v - Cs / 2
+            halves = [c / 2 * s for c, s in zip(decays, ss, strict=True)]
             torch._foreach_sub_(terms, [h.to(t.dtype) for h, t in zip(halves, terms, strict=True)])
         torch._foreach_mul_(terms, ss)
         if len({t.dtype for t in terms}) == 1 and all(t.is_cuda and t.device == terms[0].device for t in terms):
@@ -214,8 +219,11 @@ class Move(Protocol):
         tested: False allows not to keep x: it goes back to the last point that passed, if at all.
         """
 
-    def noise(self) -> Tensor | None:
-        """(g - v)'s, what the direction takes out of this batch, with the change of a decay; None where v = g."""
+    def noise(self, *, of_batch: bool) -> Tensor | None:
+        """(g - v)'s, what the direction takes out of this batch, with the change of a decay; None where v = g.
+
+        of_batch: False leaves the batch alone, since f is not its loss but an objective: the decay's change is left.
+        """
 
     @property
     def kept(self) -> Sequence[Sequence[Tensor]]:
@@ -277,10 +285,10 @@ class ByGroup:
                 models.append(Model(*torch.full((4,), math.nan, dtype=torch.float64, device=p.xs[0].device)))
         return add_models(models)
 
-    def noise(self) -> Tensor | None:
-        if all(p.direction is None and not p.decays_any for p in self.proposals):
+    def noise(self, *, of_batch: bool) -> Tensor | None:
+        if not any(p.decays_any or (of_batch and p.direction is not None) for p in self.proposals):
             return None
-        return add([p.noise(kept) for p, kept in zip(self.proposals, self.kept, strict=True)])
+        return add([p.noise(kept, of_batch=of_batch) for p, kept in zip(self.proposals, self.kept, strict=True)])
 
     def put_back(self) -> None:
         for piece in self._moved:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics import Rounding, capturing, take_if
+from ...numerics import Rounding, capturing, take_if, total
 from ..parts.averaging import move_toward
 from ..parts.rules import Rule
 from ..parts.testing import FAR, LARGEST
@@ -162,8 +162,14 @@ class FusedMove:
         of_groups = [torch.as_tensor(p.decay, dtype=_F64, device=device) for p in self.proposals]
         return torch.stack([*of_groups, of_groups[0].new_zeros(())])[self._table("owner", owner, torch.int64)]
 
-    def noise(self) -> Tensor | None:
-        return self.sums[4] if self.momentum or self.decays else None
+    def noise(self, *, of_batch: bool) -> Tensor | None:
+        if not self.decays and not (of_batch and self.momentum):
+            return None
+        if of_batch or not self.momentum:
+            return self.sums[4]
+        vs = self._moments.corrected("momentum")  # what the kernel's sum has of them is taken out of it again
+        parts = zip(self._gs, vs, self._xs, self._kept, strict=True)
+        return self.sums[4] - total([(g - v) * (x - old) for g, v, x, old in parts])
 
     @property
     def kept(self) -> list[list[Tensor]]:

@@ -67,6 +67,11 @@ class Moments:
                 for state in states:
                     state[f"{name}_weight"] = next(views)
 
+    def corrected(self, name: str) -> list[Tensor]:
+        """An average, as the kernel has moved it on, over its new weight."""
+        weights = self.new_weights[list(self._betas).index(name)]
+        return [average / weight for average, weight in zip(self._now[name], weights, strict=True)]
+
     @property
     def rows(self) -> list[list[Tensor]]:
         """Of each average its tensors and where they are kept."""

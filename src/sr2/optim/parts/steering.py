@@ -37,7 +37,8 @@ class Tolerant(Rule):
     Tolerant(rise=1.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto')
 
     Args:
-        rise: >= 0, the rise that is accepted, as a share of the predicted decrease.
+        rise: >= 0, the rise that is accepted, as a share of the predicted decrease. More than 2 beta / (1 - beta), beta
+            the momentum, is more than later steps make good, and x may run away: SR2's default has no more.
         eta2: 0 < eta2 < 1, the ratio that lowers sigma.
         gamma1: the factor above 1 by which a rejection raises sigma.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
