@@ -140,7 +140,7 @@ class TwoEvaluations:
         if self._together.mesh is not None:
             noise = self._together.sum(noise)
         # Where the noise is not finite, s is not, and rejects the step itself.
-        return self.loss, self.f + torch.where(noise.isfinite(), noise, 0.0), self.f_trial
+        return self.loss, self.f + noise.nan_to_num(0.0, 0.0, 0.0), self.f_trial
 
     def rho(
         self, make: Callable[[float], Settled], alive: Callable[[], bool], rounding: Rounding, sigma: float
@@ -190,8 +190,8 @@ class TwoEvaluations:
             self._watch.unmoved_steps = 0
         if (sigma := float(outcome.sigma)) != self._watch.sigma:
             self._watch.sigma, self._watch.rhos = sigma, []
-        elif outcome.rho.isfinite():  # no null step
-            self._watch.rhos.append(float(outcome.rho))
+        elif math.isfinite(rho := float(outcome.rho)):  # no null step
+            self._watch.rhos.append(rho)
             if len(self._watch.rhos) == STILL:
                 self._watch.still(rule)
         if asks and not (outcome.accepted or outcome.null):
