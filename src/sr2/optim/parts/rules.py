@@ -10,6 +10,7 @@ the same lines serve on the host, on a device and in a CUDA graph:
 ...         accepted = evidence.actual >= 0
 ...         sigma = torch.where(accepted, 0.5, 2.0) * state.sigma
 ...         return Verdict(accepted, sigma, rho=evidence.actual / evidence.predicted)
+>>> _ = torch.manual_seed(0)
 >>> model, x = nn.Linear(3, 1), torch.ones(5, 3)
 >>> optimizer = SR2(model, rule=Halve(), sigma=8.0)
 >>> _ = optimizer.step(lambda: model(x).square().mean())
