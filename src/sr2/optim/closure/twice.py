@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ...numerics import as_bytes, capturing, cut, end_to_end, is_expanded, local, whole
+from ...numerics import as_bytes, capturing, cut, is_expanded, local, whole
 from ..parts.rules import Evidence, Rounding, Rule
 from ..processes import ALONE, Processes
 from ..state import Outcome
@@ -268,7 +268,7 @@ class Buffers:
             if not is_expanded(b):  # what is expanded nobody can write in place
                 kinds.setdefault((as_bytes(b).dtype, b.device), []).append(b)
         # Laid end to end: a few launches instead of one for each of a network's hundreds of small buffers.
-        self._kinds = [(tensors, end_to_end([as_bytes(b) for b in tensors])) for tensors in kinds.values()]
+        self._kinds = [(tensors, torch.cat([as_bytes(b).reshape(-1) for b in tensors])) for tensors in kinds.values()]
         self._forms = [[(b.shape, b.dtype) for b in tensors] for tensors in kinds.values()]
 
     def restore(self) -> None:

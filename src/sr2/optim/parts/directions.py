@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...regularizers.base import Step, check_number
-from .metrics import State, ema
+from .metrics import State, corrected
 
 __all__ = ["Average", "Direction"]
 
@@ -68,13 +68,7 @@ class Average(Direction):
         return self.momentum
 
     def update(self, gs: Sequence[Tensor], states: Sequence[State]) -> tuple[list[Tensor], list[State]]:
-        vs, news, beta = [], [], self.momentum
-        for g, state in zip(gs, states, strict=True):
-            m = ema(state.get("momentum"), g, beta)
-            weight = beta * state.get("momentum_weight", 0.0) + (1 - beta)
-            vs.append(m / weight)
-            news.append({"momentum": m, "momentum_weight": weight})
-        return vs, news
+        return corrected("momentum", gs, states, self.momentum)
 
 
 @dataclass(frozen=True)
