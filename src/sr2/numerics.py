@@ -105,8 +105,9 @@ def cut(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """Its memory as one vector, so that tensors of several dtypes share launches; x where that is not in one piece."""
-    plain = x.is_contiguous() and not x.is_complex() and not x.is_quantized
+    """Its memory as one vector, so that tensors of several dtypes share launches; x where that is not in one piece, and
+    on the CPU, where there are none to share."""
+    plain = not x.is_cpu and x.is_contiguous() and not x.is_complex() and not x.is_quantized
     return x.detach().view(-1).view(torch.uint8) if plain else x
 
 

@@ -106,10 +106,11 @@ class TwoEvaluations:
             self.loss, self._fills_gradients = self._loss_and_gradients()
         if self._watch is not None and self._watch.looks > 0:
             self._together.check_alike(self._parameters)
-        self._after = Buffers(self._module)
-        # A forward may read the buffers that it updates, as spectral norm does. One that sets parameters from its first
-        # batch and notes so in a buffer must not do it again.
-        self._start = self._before if [p._version for p in self._parameters] == versions else self._after
+        if self.tested or self._capturable:  # else nobody comes back to them
+            self._after = Buffers(self._module)
+            # A forward may read the buffers that it updates, as spectral norm does. One that sets parameters from its
+            # first batch and notes so in a buffer must not do it again.
+            self._start = self._before if [p._version for p in self._parameters] == versions else self._after
         if not self._capturing:
             self._randomness_after = Randomness(self._devices)
         drew = not self._capturing and self._randomness_after != self._randomness
