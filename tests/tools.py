@@ -33,6 +33,16 @@ class LargeTensors(TorchDispatchMode):
         return out
 
 
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked to do; a foreach operation is one, whatever the number of its tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
 # ---- a small network and its closure
 
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 RUN = 512
 """How many float32 entries, at most, are summed in float32 before float64 goes on, on the CPU."""
@@ -20,6 +21,11 @@ PART = 1 << 20
 def wide(x: Tensor) -> Tensor:
     """x in the precision of the arithmetic: bfloat16 holds 8 bits, so it is computed in float32 and rounded once."""
     return x.float() if x.dtype == torch.bfloat16 else x
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in this dtype. That it is so already, torch takes a microsecond to say."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def like(z: Tensor, x: Tensor) -> Tensor:
@@ -71,11 +77,11 @@ def exact_sum(x: Tensor) -> Tensor:
     On the CPU, runs of float32 entries are summed in float32 first, which loses no more than their own rounding:
     torch's sum into float64 takes twice as long.
     """
-    compiling = torch.compiler.is_compiling()
-    if x.is_cpu and in_runs(x) and (x.dtype == torch.float32 or (compiling and x.dtype == torch.float64)):
+    single = x.dtype == torch.float32
+    if x.is_cpu and in_runs(x) and (single or (x.dtype == torch.float64 and torch.compiler.is_compiling())):
         return x.sum(1).sum(dtype=torch.float64)
-    small = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() and not compiling
-    if small and x.numel() >= 128 * RUN:  # below, the calls cost more
+    large = x.numel() >= 128 * RUN  # below, the calls cost more
+    if large and single and x.is_cpu and x.is_contiguous() and not torch.compiler.is_compiling():
         x = x.view(-1)
         whole = x.numel() - x.numel() % RUN
         return exact_sum(x[:whole].view(-1, RUN)) + x[whole:].sum(dtype=torch.float64)
@@ -91,7 +97,13 @@ def add(numbers: Sequence[Tensor]) -> Tensor:
     """The sum of 0-dim tensors, on the device of the first."""
     if len(numbers) == 1:
         return numbers[0]
-    return torch.stack([n.to(numbers[0].device) for n in numbers]).sum()
+    return stacked(numbers).sum()
+
+
+def stacked(numbers: Sequence[Tensor]) -> Tensor:
+    """0-dim tensors as one vector, on the device of the first."""
+    device = numbers[0].device
+    return torch.stack([n if n.device == device else n.to(device) for n in numbers])
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor:
@@ -115,22 +127,23 @@ def dense(x: Tensor) -> bool:
 
 
 def end_to_end(tensors: Sequence[Tensor]) -> Tensor:
-    """All entries as one vector: a few launches then serve, whatever the number of tensors."""
-    return torch.cat([t.reshape(-1) for t in tensors])
+    """All entries as one vector, which may be a view of a single tensor: a few launches then serve for any number."""
+    flat: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+    return flat
 
 
 def cut(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The inverse of `end_to_end`: views of `flat` in the shapes of `tensors`."""
-    pieces = torch.split(flat, [t.numel() for t in tensors])
-    return [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
+    return list(_unflatten_dense_tensors(flat, tensors))  # type: ignore[no-untyped-call]
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """Its memory as one vector, so that tensors of several dtypes share launches; x where that is not in one piece.
+    """Its memory as one vector, so that tensors of several dtypes share launches; x where that is not in one piece, and
+    on the CPU, where there are none to share.
 
     Of a conjugate, which is a view with a flag, it is what the flag is on: torch copies no lists of them.
     """
-    plain = x.is_contiguous() and not x.is_complex() and not x.is_quantized
+    plain = not x.is_cpu and x.is_contiguous() and not x.is_complex() and not x.is_quantized
     return x.detach().view(-1).view(torch.uint8) if plain else x.conj() if x.is_conj() else x
 
 

@@ -9,7 +9,7 @@ from sr2.optim.moves.moments import laid_like
 from sr2.optim.parts.rules import Evidence
 from tests.optimizers import BASELINES, OPTIMIZERS, SETS, named
 from tests.registry import FEW
-from tests.tools import HostReads
+from tests.tools import HostReads, Operations
 
 every = pytest.mark.parametrize("case", OPTIMIZERS, ids=named)
 every_set = pytest.mark.parametrize(("case", "options"), SETS, ids=named)
@@ -167,6 +167,30 @@ def test_the_baselines_read_nothing(case, options):
         for _ in range(3):
             optimizer.step(lambda: sum(x.square().sum() for x in xs))
     assert reads.seen == []
+
+
+# ---- operations
+
+
+def operations(work):
+    with Operations() as seen:
+        work()
+    return seen.count
+
+
+@pytest.mark.parametrize(("test_every", "most"), [(1, 250), (10**9, 185)], ids=["tested", "on trust"])
+def test_a_step_asks_little_of_torch_beside_the_networks_work(test_every, most):
+    """On a small network the number of operations is the time. AdamW has 62 here."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    x, y = torch.randn(64, 10), torch.randn(64, 1)
+    f = lambda: nn.functional.mse_loss(model(x), y)  # noqa: E731
+    optimizer = SR2(model, steps=1000, test_every=test_every)
+    for _ in range(5):  # the first three are looked at closely
+        optimizer.step(f)
+    network = operations(lambda: f().backward()) + (operations(f) if test_every == 1 else 0)
+    assert optimizer.last_step.accepted
+    assert operations(lambda: optimizer.step(f)) - network <= most
 
 
 def test_the_kernel_copies_no_gradient_that_lies_as_its_parameter_does():

@@ -49,10 +49,11 @@ class Outcome(NamedTuple):
         """The rule's verdict, but for null steps, batches that are not finite at x, and points outside R's domain."""
         if not isinstance(verdict, Verdict):
             raise TypeError(f"a rule's judge must return Verdict(accepted, sigma, rho), and returned {verdict!r}")
-        null = (evidence.ss == 0) & sound
+        still = evidence.ss == 0
+        null = still & sound
         # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
         enters = evidence.dR.isposinf() & evidence.f_trial.isfinite() & sound
-        judged = sound & ~null & ~enters
+        judged = sound & ~(null | enters)
         # Between tests x may have come on trust to where f is not finite: with the same sigma it would come there anew.
         moves_sigma = judged | ~sound if LARGEST in state.memory else judged
         accepted = (verdict.accepted & judged) | enters
@@ -61,7 +62,7 @@ class Outcome(NamedTuple):
             null=null,
             sound=sound,
             learns=sound & (accepted | null) if forgets else sound,
-            rho=torch.where(evidence.ss == 0, math.nan, verdict.rho),
+            rho=torch.where(still, math.nan, verdict.rho),
             sigma=torch.where(moves_sigma, verdict.sigma.clamp_min(sigma_min), state.sigma),
             evidence=evidence,
             memory={name: torch.where(judged, new, state.memory[name]) for name, new in verdict.memory.items()},
@@ -197,11 +198,12 @@ class SearchState:
         if evidence is None:
             return
         accepted, null, sound, tested = outcome.accepted, outcome.null, outcome.sound, outcome.tested
-        fates = {"accepted": accepted, "rejected": sound & ~accepted & ~null, "null": null, "broken": ~sound & ~null}
-        if not tested:  # what fails is put back, as where a test rejects it
-            fates = {"untested": accepted, "rejected": ~sound, "null": null}
-        for name, flag in fates.items():
-            getattr(self.counts, name).add_(flag)
+        counts = self.counts
+        if tested:
+            fates = (accepted, sound & ~(accepted | null), null, ~(sound | null))
+            torch._foreach_add_((counts.accepted, counts.rejected, counts.null, counts.broken), fates)
+        else:  # what fails is put back, as where a test rejects it
+            torch._foreach_add_((counts.untested, counts.rejected, counts.null), (accepted, ~sound, null))
         self.sigma.copy_(outcome.sigma)
         for name, value in outcome.memory.items():
             self.memory[name].copy_(value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def on_trust(
     sound = evidence.loss.isfinite() & evidence.vs.isfinite() & evidence.ss.isfinite()
     largest = state.memory[LARGEST]
     sound = sound & ((evidence.loss <= FAR * largest) | (largest == 0))  # of 0, as of a hinge, nothing is ten times
-    evidence = evidence._replace(f_trial=torch.where(sound, math.nan, math.inf))
+    evidence = replace(evidence, f_trial=torch.where(sound, math.nan, math.inf))
     null = (evidence.ss == 0) & sound
     fails = capturable or not sound  # where the host sees that it does not, the rule need not be asked
     higher = rule.judge(evidence, state).sigma.clamp_min(sigma_min) if fails else state.sigma

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..checks import shown
-from ..numerics import in_parts, like, total, wide
+from ..numerics import add, in_parts, like, total, wide
 
 Step = float | Tensor
 """A step size: a float, a 0-dim tensor, or a tensor with one step per entry."""
@@ -97,8 +97,7 @@ class Regularizer:
 
     def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
         """`decrease`, unchecked: what an optimizer calls every step. Worth writing where fewer passes give it."""
-        pairs = zip(self.terms_of(xs), self.terms_of(zs), strict=True)
-        return total([before - after for before, after in pairs])
+        return total([a - b for a, b in zip(self.terms_of(xs), self.terms_of(zs), strict=True)])
 
     # ---- what changes during a run
 
@@ -167,6 +166,9 @@ class _Zero(Regularizer):
 
     def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
         return [torch.zeros((), dtype=torch.float64, device=x.device) for x in xs[:1]]
+
+    def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=xs[0].device)
 
 
 ZERO = _Zero()
@@ -314,5 +316,4 @@ def value_in_parts(regularizer: Regularizer, xs: Sequence[Tensor]) -> Tensor:
     """
     if not regularizer.separable or not xs:
         return regularizer.value(xs)
-    values = [regularizer.value([part]) for part in in_parts(xs)]
-    return torch.stack([v.to(values[0].device) for v in values]).sum()
+    return add([regularizer.value([part]) for part in in_parts(xs)])

@@ -6,6 +6,7 @@ must leave no trace: not in batch-norm's statistics, not in the random number ge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeGuard
@@ -13,7 +14,7 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ...numerics import as_bytes, capturing, cut, end_to_end, is_expanded, local, whole
+from ...numerics import as_bytes, capturing, cut, is_expanded, local, whole
 from ..parts.rules import Rule
 from ..processes import ALONE, Processes
 from ..state import Outcome
@@ -103,10 +104,11 @@ class TwoEvaluations:
             self.loss, self._fills_gradients = self._loss_and_gradients()
         if self._watch is not None and self._watch.looks > 0:
             self._together.check_alike(self._parameters)
-        self._after = Buffers(self._module)
-        # A forward may read the buffers that it updates, as spectral norm does. One that sets parameters from its first
-        # batch and notes so in a buffer must not do it again.
-        self._start = self._before if [p._version for p in self._parameters] == versions else self._after
+        if self.tested or self._capturable:  # else nobody comes back to them
+            self._after = Buffers(self._module)
+            # A forward may read the buffers that it updates, as spectral norm does. One that sets parameters from its
+            # first batch and notes so in a buffer must not do it again.
+            self._start = self._before if [p._version for p in self._parameters] == versions else self._after
         if not self._capturing:
             self._randomness_after = Randomness(self._devices)
         drew = not self._capturing and self._randomness_after != self._randomness
@@ -139,7 +141,7 @@ class TwoEvaluations:
         if self._together.mesh is not None:
             noise = self._together.sum(noise)
         # Where the noise is not finite, s is not, and rejects the step itself.
-        return self.loss, self.f + torch.where(noise.isfinite(), noise, 0.0), self.f_trial
+        return self.loss, self.f + noise.nan_to_num(0.0, 0.0, 0.0), self.f_trial
 
     def again(self) -> Tensor:
         """The closure's loss where the parameters are now, without a trace."""
@@ -172,8 +174,8 @@ class TwoEvaluations:
             self._watch.unmoved_steps = 0
         if (sigma := float(outcome.sigma)) != self._watch.sigma:
             self._watch.sigma, self._watch.rhos = sigma, []
-        elif outcome.rho.isfinite():  # no null step
-            self._watch.rhos.append(float(outcome.rho))
+        elif math.isfinite(rho := float(outcome.rho)):  # no null step
+            self._watch.rhos.append(rho)
             if len(self._watch.rhos) == STILL:
                 self._watch.still(rule)
         if asks and not (outcome.accepted or outcome.null):
@@ -254,7 +256,7 @@ class Buffers:
             if not is_expanded(b):  # what is expanded nobody can write in place
                 kinds.setdefault((as_bytes(b).dtype, b.device), []).append(b)
         # Laid end to end: a few launches instead of one for each of a network's hundreds of small buffers.
-        self._kinds = [(tensors, end_to_end([as_bytes(b) for b in tensors])) for tensors in kinds.values()]
+        self._kinds = [(tensors, torch.cat([as_bytes(b).reshape(-1) for b in tensors])) for tensors in kinds.values()]
         self._forms = [[(b.shape, b.dtype) for b in tensors] for tensors in kinds.values()]
 
     def restore(self) -> None:

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...numerics import add, capturing, end_to_end, exact_sum, gradient_of, local, take_if, wide
+from ...numerics import add, capturing, cast, end_to_end, exact_sum, gradient_of, local, stacked, take_if, wide
 from ...regularizers.base import ZERO, Regularizer, Step
 from ..closure.losses import NO_SPARSE
 from ..parts.averaging import move_toward
 from ..parts.directions import Direction
-from ..parts.metrics import Metric, State, one_number
+from ..parts.metrics import Metric, State, one_number, steps_in
 from ..processes import ALONE, Processes
 from ..state import Outcome
 from .pieces import Model, Piece, Way
@@ -37,7 +37,10 @@ NEEDS_A_STEP = "momentum and metrics need a step before a CUDA graph is captured
 
 def add_models(models: Sequence[Model]) -> Model:
     """Those of several pieces or groups, summed on the device of the first."""
-    return models[0] if len(models) == 1 else Model(*(add(column) for column in zip(*models, strict=True)))
+    if len(models) == 1:
+        return models[0]
+    columns = stacked([number for column in zip(*models, strict=True) for number in column])
+    return Model(*columns.view(-1, len(models)).sum(1).unbind())
 
 
 # ---- the arithmetic of one step
@@ -48,7 +51,7 @@ def proximal_point(
 ) -> list[Tensor]:
     """prox_{step R}(x - step v), as new tensors in the dtype of x."""
     us = [_forward(wide(x), wide(v), step) for x, v, step in zip(xs, vs, steps, strict=True)]
-    return [z.to(x.dtype) for z, x in zip(regularizer.prox_of(us, steps), xs, strict=True)]
+    return [cast(z, x.dtype) for z, x in zip(regularizer.prox_of(us, steps), xs, strict=True)]
 
 
 def model_of(
@@ -144,22 +147,20 @@ class Proposal:
             raise ValueError(NO_SPARSE)
         counted = [together.mesh is None or together.counts(p) for p in chosen]
         mine = [states[p] for p in chosen]
-        decaying = [p.dim() >= least_dim for p in chosen]
-        decays = (decay, decaying)
+        decays = (decay, [p.dim() >= least_dim for p in chosen])
         return Proposal(regularizer, xs, gs, step, metric, direction, mine, *decays, returns, counted, together)
 
     def turn(self) -> None:
         """v and the steps for these gradients, with the states that direction and metric remember."""
         self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
-        D: Sequence[Step] = [1.0] * len(self.xs)
+        D: Sequence[Any] = [1.0] * len(self.xs)
         if self.metric is not None:
             D, self.news = self.metric.update(self.xs, self.gs, self.states)
             if not self.regularizer.diagonal:
-                over_all = partial(self.together.each, counted=self.counted)
-                D = one_number(D, self.regularizer.by_tensor, over_all)
+                D = one_number(D, self.regularizer.by_tensor, partial(self.together.each, counted=self.counted))
             elif self.regularizer.strict:
                 D = [torch.where(x == 0, self.returns * d, d) for d, x in zip(D, self.xs, strict=True)]
-            self.steps = [self.step / d for d in D]
+            self.steps = steps_in(D, self.step)
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
             self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
@@ -180,10 +181,10 @@ class Proposal:
         terms = torch._foreach_sub(gs, vs) if of_batch else [-c * old for c, old in zip(decays, olds, strict=True)]
         ss = torch._foreach_sub(xs, olds)
         if decays:  # g - v - Cs / 2
-            halves = [c / 2 * s for c, s in zip(decays, ss, strict=True)]
-            torch._foreach_sub_(terms, [h.to(t.dtype) for h, t in zip(halves, terms, strict=True)])
+            pulls = [cast(c * s, t.dtype) for c, s, t in zip(decays, ss, terms, strict=True)]
+            torch._foreach_sub_(terms, pulls, alpha=0.5)
         torch._foreach_mul_(terms, ss)
-        if len({t.dtype for t in terms}) == 1 and all(t.is_cuda and t.device == terms[0].device for t in terms):
+        if all(t.is_cuda and (t.device, t.dtype) == (terms[0].device, terms[0].dtype) for t in terms):
             terms = (end_to_end(terms),)  # one launch instead of one per tensor
         return add([exact_sum(t) for t in terms])
 

@@ -26,7 +26,7 @@ ROWS = 1024
 def joined(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
     """`loop` with all tensors laid end to end; they must have one dtype and device."""
     keep(group)
-    x, v = end_to_end(group.xs), end_to_end(group.vs)
+    x, v = end_to_end(group.olds), end_to_end(group.vs)
     step = group.steps[0]
     own = [s for s, x in zip(group.steps, group.xs, strict=True) if isinstance(s, Tensor) and s.shape == x.shape]
     if len(own) == len(group.xs):  # a step per entry, also of a parameter that is one number

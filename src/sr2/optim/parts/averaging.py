@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...checks import check_number
-from ...numerics import capturing, is_expanded, local, wide
+from ...numerics import capturing, cast, is_expanded, local, wide
 from ...telling import called_by_us, tell
 from ..processes import ALONE, Processes
 from .metrics import State
@@ -89,7 +89,7 @@ class Polynomial(Averaging):
 
 def move_toward(averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor, *, looking: bool) -> None:
     """Averages go this share of the way to x: in one pass where the host may look at the weight, else in three."""
-    xs = [x.to(average.dtype) for x, average in zip(xs, averages, strict=True)]
+    xs = [cast(x, average.dtype) for x, average in zip(xs, averages, strict=True)]
     if looking:
         torch._foreach_lerp_(list(averages), xs, float(weight))
         return

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...checks import check_number
 from ...regularizers.base import Step
-from .metrics import State, ema
+from .metrics import State, corrected
 
 __all__ = ["Average", "Direction"]
 
@@ -69,13 +69,7 @@ class Average(Direction):
         return self.momentum
 
     def update(self, gs: Sequence[Tensor], states: Sequence[State]) -> tuple[list[Tensor], list[State]]:
-        vs, news, beta = [], [], self.momentum
-        for g, state in zip(gs, states, strict=True):
-            m = ema(state.get("momentum"), g, beta)
-            weight = beta * state.get("momentum_weight", 0.0) + (1 - beta)
-            vs.append(m / weight)
-            news.append({"momentum": m, "momentum_weight": weight})
-        return vs, news
+        return corrected("momentum", gs, states, self.momentum)
 
 
 @dataclass(frozen=True)

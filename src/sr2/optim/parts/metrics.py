@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ...checks import check_number
-from ...numerics import add, exact_sum, wide
+from ...numerics import add, cast, exact_sum, wide
+from ...regularizers.base import Step
 
 __all__ = ["AdaGrad", "Adam", "Andrei", "Metric", "RMSprop"]
 
@@ -82,14 +83,10 @@ class Adam(Metric):
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
     ) -> tuple[list[Tensor], list[State]]:
-        diagonals, news = [], []
-        for g, state in zip(gs, states, strict=True):
-            square = ema(state.get("square"), wide(g) * wide(g), self.beta)
-            # The average of 1 under the same recursion: 1 - beta^t, and right where a state starts later.
-            weight = self.beta * state.get("square_weight", 0.0) + (1 - self.beta)
-            diagonals.append((square / weight).sqrt_().add_(self.eps))
-            news.append({"square": square, "square_weight": weight})
-        return diagonals, news
+        means, news = corrected("square", _squares(gs), states, self.beta)
+        torch._foreach_sqrt_(means)
+        torch._foreach_add_(means, self.eps)
+        return means, news
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ class RMSprop(Metric):
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
     ) -> tuple[list[Tensor], list[State]]:
-        squares = [ema(state.get("square"), wide(g) * wide(g), self.beta) for g, state in zip(gs, states, strict=True)]
+        squares = emas([state.get("square") for state in states], _squares(gs), self.beta)
         return [r.sqrt().add_(self.eps) for r in squares], [{"square": r} for r in squares]
 
 
@@ -201,10 +198,39 @@ def one_number(
     return [(square / count.clamp_min(1)).sqrt() for square, count in zip(squares, counts, strict=True)]
 
 
-def ema(average: Tensor | None, new: Tensor, beta: float) -> Tensor:
-    """beta * average + (1 - beta) * new, from zero, as a new tensor."""
+def steps_in(D: Sequence[Tensor], step: Step) -> list[Tensor]:
+    """step / d of each d, as new tensors. To torch a number over a tensor is the reciprocal times the number."""
+    if isinstance(step, Tensor):
+        return [step / d for d in D]
+    steps = list(torch._foreach_reciprocal(list(D)))
+    torch._foreach_mul_(steps, step)
+    return steps
+
+
+def _squares(gs: Sequence[Tensor]) -> Sequence[Tensor]:
+    wider = [wide(g) for g in gs]
+    return torch._foreach_mul(wider, wider)
+
+
+def emas(averages: Sequence[Tensor | None], news: Sequence[Tensor], beta: float) -> list[Tensor]:
+    """beta * average + (1 - beta) * new of each pair, from zero, as new tensors."""
+    pairs = zip(averages, news, strict=True)
+    olds = [new.new_zeros(()) if average is None else cast(average, new.dtype) for average, new in pairs]
     # 1 - beta is formed here, in double precision: lerp(new, average, beta) would form it in float32.
-    return torch.lerp(new.new_zeros(()) if average is None else average.to(new.dtype), new, 1 - beta)
+    return list(torch._foreach_lerp(olds, list(news), 1 - beta))
+
+
+def corrected(
+    name: str, news: Sequence[Tensor], states: Sequence[State], beta: float
+) -> tuple[list[Tensor], list[State]]:
+    """The averages `name` of the states with these new terms, each over its own weight; and the states to come."""
+    means = emas([state.get(name) for state in states], news, beta)
+    # The average of 1 under the same recursion: 1 - beta^t, and right where a state starts later.
+    weights = [beta * state.get(f"{name}_weight", 0.0) + (1 - beta) for state in states]
+    on_device = any(isinstance(weight, Tensor) for weight in weights)
+    each = zip(means, weights, strict=True)
+    values = [mean / weight for mean, weight in each] if on_device else list(torch._foreach_div(means, weights))
+    return values, [{name: mean, f"{name}_weight": weight} for mean, weight in zip(means, weights, strict=True)]
 
 
 NAMES: dict[str, type[Metric]] = {"adam": Adam, "adagrad": AdaGrad, "rmsprop": RMSprop, "andrei": Andrei}

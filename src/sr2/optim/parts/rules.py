@@ -12,6 +12,7 @@ the same lines serve on the host, on a device and in a CUDA graph:
 ...         accepted = evidence.actual >= 0
 ...         sigma = torch.where(accepted, 0.5, 2.0) * state.sigma
 ...         return Verdict(accepted, sigma, rho=evidence.actual / evidence.predicted)
+>>> _ = torch.manual_seed(0)
 >>> model, x = nn.Linear(3, 1), torch.ones(5, 3)
 >>> optimizer = SR2(model, rule=Halve(), sigma=8.0)
 >>> _ = optimizer.step(lambda: model(x).square().mean())
@@ -25,6 +26,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -43,7 +45,8 @@ GAIN = 2.0
 _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
-class Evidence(NamedTuple):
+@dataclass(eq=False)
+class Evidence:
     """What was seen of one step: 0-dim float64 tensors, on the host or on the device, the same on all processes."""
 
     loss: Tensor
@@ -90,20 +93,21 @@ class Evidence(NamedTuple):
         values, sums = torch.stack([t.to(model[0].device, torch.float64) for t in losses]), torch.stack(list(model))
         if together.groups:
             values, sums = together.mean(values), together.sum(sums)
-        vs, dR, ss, sBs = sums.unbind()
         if reaching:
+            vs, dR, ss, sBs = sums.unbind()
             sums = torch.stack([vs, torch.where(dR.isposinf(), vs + sBs, dR), ss, sBs])
         numbers = torch.cat([values, sums]).to(device)
         loss, f, f_trial, vs, dR, ss, sBs = numbers.unbind()
-        slacks = (rounding.slack(f, f_trial), rounding.fine(f))
-        return Evidence(loss, f, f_trial, vs, dR, ss, sBs, *slacks, numbers.isfinite().all())
+        fine = rounding.fine(f)
+        slack = rounding.slack(f, f_trial) if rounding.coarse else fine
+        return Evidence(loss, f, f_trial, vs, dR, ss, sBs, slack, fine, numbers.isfinite().all())
 
-    @property
+    @cached_property
     def actual(self) -> Tensor:
         """f(x) - f(x + s) + R(x) - R(x + s)."""
         return self.f - self.f_trial + self.dR
 
-    @property
+    @cached_property
     def predicted(self) -> Tensor:
         """R(x) - R(x + s) - v's."""
         return self.dR - self.vs
@@ -114,10 +118,10 @@ class Evidence(NamedTuple):
         1 - curvature / 2."""
         return 2 * (self.f_trial - self.f - self.vs) / self.sBs
 
-    @property
+    @cached_property
     def finite(self) -> Tensor:
         """Whether the trial can be compared at all."""
-        return self.actual.isfinite() & self.predicted.isfinite() & self.ss.isfinite()
+        return torch.stack([self.actual, self.predicted, self.ss]).isfinite().all()
 
     @property
     def compared(self) -> Compared:
