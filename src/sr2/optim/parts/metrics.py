@@ -227,10 +227,11 @@ def corrected(
     means = emas([state.get(name) for state in states], news, beta)
     # The average of 1 under the same recursion: 1 - beta^t, and right where a state starts later.
     weights = [beta * state.get(f"{name}_weight", 0.0) + (1 - beta) for state in states]
-    on_device = any(isinstance(weight, Tensor) for weight in weights)
-    each = zip(means, weights, strict=True)
-    values = [mean / weight for mean, weight in each] if on_device else list(torch._foreach_div(means, weights))
-    return values, [{name: mean, f"{name}_weight": weight} for mean, weight in zip(means, weights, strict=True)]
+    each = list(zip(means, weights, strict=True))
+    # On CUDA torch takes the inverse of a number where it divides one tensor, and not where it divides many.
+    at_once = all(mean.is_cpu and not isinstance(weight, Tensor) for mean, weight in each)
+    values = list(torch._foreach_div(means, weights)) if at_once else [mean / weight for mean, weight in each]
+    return values, [{name: mean, f"{name}_weight": weight} for mean, weight in each]
 
 
 NAMES: dict[str, type[Metric]] = {"adam": Adam, "adagrad": AdaGrad, "rmsprop": RMSprop, "andrei": Andrei}
