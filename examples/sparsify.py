@@ -37,7 +37,7 @@ def network() -> nn.Module:
 
 def train(model: nn.Module, params, regularizer=None) -> nn.Module:
     """`steps` says how long the run is: a budget shrinks on the way, and steps become short at the end."""
-    optimizer = SR2(params, regularizer, steps=options.steps)
+    optimizer = SR2(params, regularizer, steps=options.steps, average=False)  # with `steps` the last iterate is as good
     model.train()
     for _ in range(options.steps):
         b = torch.randint(len(x), (64,))

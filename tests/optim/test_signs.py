@@ -199,8 +199,10 @@ def test_other_networks_are_silent(form, why):
         model.eval()
     if why == "no statistics":
         model[1] = nn.BatchNorm1d(32, track_running_stats=False)
-    given = {"module": model, "groups": param_groups(model, [("*", None)])}.get(why, model.parameters())
-    optimizer = SR2(given, L1(1e-4))
+    if why == "groups":
+        optimizer = SR2(param_groups(model, [("*", L1(1e-4))]))
+    else:
+        optimizer = SR2(model if why == "module" else model.parameters(), L1(1e-4))
     closure = FORMS[form](optimizer, model)
     assert messages(lambda: [optimizer.step(closure) for _ in range(4)]) == []
 

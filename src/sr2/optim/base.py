@@ -74,9 +74,9 @@ class ProximalOptimizer(torch.optim.Optimizer):
             name, kind = type(self).__name__, type(params).__name__
             raise TypeError(f"{name}: the first argument is the module, and is a {kind}: give {name}(model, R)")
         elif regularizer is not None and isinstance(params, ParamGroups) and all("regularizer" in g for g in params):
-            raise ValueError(
-                f"{type(self).__name__}: {regularizer!r} would reach no parameter, since each of these groups names "
-                "its own: leave it out, or name it in a rule of param_groups"
+            tell(
+                f"{type(self).__name__}: {regularizer!r} reaches no parameter, since these groups name their own: "
+                "leave it out, or name it in a rule of param_groups"
             )
         if isinstance(params, ParamGroups):
             self._module = params.module
