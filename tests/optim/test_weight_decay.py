@@ -192,6 +192,10 @@ def test_where_epochs_are_known_it_is_as_much_per_epoch(steps, relative):
     for o, m in ((optimizer, model), (copied, twin)):
         train(m, o, steps=1)
         assert o.param_groups[0]["weight_decay"] == pytest.approx(expected, rel=1e-12)
+    budget = SR2(model := network(), L0Ball(density=0.5), reach=(1, 30), steps_per_epoch=steps)
+    expected = 0.0036 / size(model)
+    train(model, budget, steps=1)
+    assert budget.param_groups[0]["weight_decay"] == pytest.approx(expected, rel=1e-12)
     assert SR2(network(), weight_decay=0.1, steps_per_epoch=steps).param_groups[0]["weight_decay"] == 0.1
 
 

@@ -84,7 +84,7 @@ def test_accumulation_is_one_step_on_all_parts(tmp_path, said):
 @pytest.mark.parametrize(
     ("options", "schedule", "decay"),
     [
-        ({}, Cooldown(17, 24), 0.03),  # three epochs of eight steps
+        ({}, Cooldown(17, 24), 0.0036),  # three epochs of eight steps
         ({"sigma": 100.0, "weight_decay": 0.1}, Cooldown(17, 24), None),
         ({"steps": 1000}, Cooldown(700, 1000), 0.0036),
         ({"eta2": 0.5}, None, None),

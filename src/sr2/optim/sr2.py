@@ -94,7 +94,7 @@ class SR2(Reading, ProximalOptimizer):
             Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
             themselves per step; SR2 also takes "5e-4/step", and "auto": 0.0036 / rms(x_0), and 0 under a penalty.
-        steps_per_epoch: len(loader); "auto" is then min(0.03, 1.4 / len(loader)) / rms(x_0), as much per epoch.
+        steps_per_epoch: len(loader); without R "auto" is then min(0.03, 1.4 / len(loader)) / rms(x_0).
         schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
         reach: (first, last), the steps between which a budget shrinks or a lambda grows (see `sr2.schedules.Reach`).
         steps: how many there will be. The last three tenths are a cooldown, and a budget shrinks from step 0.1 n to

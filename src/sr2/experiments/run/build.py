@@ -196,7 +196,7 @@ def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
     }
     if "direction" not in config.options:
         chosen["momentum"] = made.momentum
-    if chosen["weight_decay"] == "auto":
+    if chosen["weight_decay"] == "auto" and made.param_groups[0]["regularizer"] is None:
         chosen["steps_per_epoch"] = "auto"  # the run knows it; older runs were not told
     if isinstance(made.schedule, Cooldown) and "schedule" not in config.options:  # of steps=n, where none was named
         chosen["cooldown"] = round(1 - COOLS_FROM, 3)

@@ -10,7 +10,7 @@ How much a network should forget depends on how soon it sees an example again. D
 updates of the last sigma / w steps, and that window is best counted in epochs (Wang and Aitchison, *How to set AdamW's
 weight decay as you scale model and dataset size*). `SHARE` is right for the 391 batches that an epoch of CIFAR-10 has.
 Where their number is said (`SR2(steps_per_epoch=len(loader))`), "auto" is `PER_EPOCH` / (number size), at most
-`MOST` / size.
+`MOST` / size; not under a budget.
 
 A share per step, kappa, is w = kappa sigma: the same at every step, as in the recipes of SGD. It is stronger medicine:
 where sigma is large, steps are short, and what they learn is lost again (0.04 / sqrt(t + 64) ruined a GPT).
@@ -101,7 +101,8 @@ class Decay(NamedTuple):
         [0.3, 0.1]
         """
         steps = self.steps_per_epoch
-        relative = SHARE if steps is None else min(PER_EPOCH / steps, MOST)
+        known = SHARE if steps is None else min(PER_EPOCH / steps, MOST)
         for group in groups:
             if group["weight_decay"] == AUTO:
+                relative = known if group.get("regularizer") is None else SHARE  # a budget keeps from learning by heart
                 group["weight_decay"] = relative / size if size > 0 else 0.0
