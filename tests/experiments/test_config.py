@@ -351,3 +351,22 @@ def test_sr2_is_told_how_its_loss_is_rounded(precision: Precision, expected: tor
     assert isinstance(optimizer, sr2.SR2)
     assert optimizer.autocast == expected
     make_optimizer(RunConfig.of(optimizer="proxgen", precision=precision), nn.Linear(2, 1))  # which need not know
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (RunConfig(regularizer="none"), True),
+        (RunConfig(regularizer="none").having(weight_decay=0.1), False),
+        (RunConfig(regularizer="l0_ball", reg=("density=0.1",)), False),  # a budget has its own
+        (RunConfig(regularizer="l1"), False),  # which has no decay
+    ],
+    ids=lambda given: getattr(given, "label", given),
+)
+def test_a_run_tells_how_many_steps_an_epoch_has(given: RunConfig, told: bool) -> None:
+    run = checked(given.having(epochs=4))
+    assert (run.options.get("steps_per_epoch") == "auto") == told
+    optimizer = make_optimizer(run, nn.Linear(2, 2), steps=4 * 391)
+    assert optimizer._decay.steps_per_epoch == (391 if told else None)  # type: ignore[union-attr]
+    before = make_optimizer(given, nn.Linear(2, 2), steps=4 * 391)  # a config.json of before says nothing of it
+    assert before._decay.steps_per_epoch is None  # type: ignore[union-attr]
