@@ -1,4 +1,5 @@
-"""`python -m benchmarks.budgets`: sparsity budgets on the digits of the panel, SR2 with `steps=n` and gradual pruning.
+"""`python -m benchmarks.budgets`: sparsity budgets on the digits of the panel, SR2 with and without `steps=n`, and
+gradual pruning.
 
 The learning rate of the baseline is chosen on the validation part; what is printed is the error on the test part.
 """
@@ -47,13 +48,10 @@ def _train(problem: tasks.Problem, optimizer: Any, before_step: Callable[[int], 
         return problem.error(problem.validation), problem.error(problem.test), zeros
 
 
-def at_once(problem: tasks.Problem, density: float) -> Result:
-    return sr2(problem, density, cooldown=(round(0.7 * problem.steps), problem.steps))
-
-
 METHODS: dict[str, Callable[[str, int, float], Result]] = {
     "SR2, `steps=n`": lambda task, seed, density: sr2(p := tasks.make(task, seed), density, steps=p.steps),
-    "SR2, at once": lambda task, seed, density: at_once(tasks.make(task, seed), density),
+    "SR2": lambda task, seed, density: sr2(tasks.make(task, seed), density),
+    "SR2, at once": lambda task, seed, density: sr2(tasks.make(task, seed), density, reach=None),
     "GMP": lambda task, seed, density: min(gmp(tasks.make(task, seed), density, lr) for lr in RATES),
 }
 

@@ -92,7 +92,7 @@ def test_x_0_goes_to_the_prox_of_its_first_step(sigma, first):
 @pytest.mark.parametrize("capturable", [False, True])
 def test_an_x_that_left_is_brought_back(capturable):
     model, x = nn.Linear(3, 2, bias=False), torch.randn(8, 3)
-    optimizer = SR2(model, L0Ball(k=2), sigma=5.0, capturable=capturable)
+    optimizer = SR2(model, L0Ball(k=2), sigma=5.0, capturable=capturable, reach=None)
     for _ in range(3):
         optimizer.step(lambda: model(x).square().mean())
     with torch.no_grad():

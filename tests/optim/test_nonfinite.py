@@ -194,7 +194,7 @@ def test_an_x0_outside_the_domain_is_moved_once_and_said(R):
     model = network()
     projected = R.prox([model[0].weight, model[3].weight], 0.5)
     biases = [model[0].bias.detach().clone(), model[3].bias.detach().clone()]
-    optimizer = SR2(model, R, sigma=2.0)
+    optimizer = SR2(model, R, sigma=2.0, reach=None)
     seen = []
 
     def closure():
@@ -216,11 +216,11 @@ def test_an_x0_outside_the_domain_is_moved_once_and_said(R):
 @pytest.mark.parametrize("R", OUTSIDE, ids=repr)
 def test_no_word_after_load_state_dict(R):
     model = network()
-    optimizer = SR2(model, R, sigma=2.0)
+    optimizer = SR2(model, R, sigma=2.0, reach=None)
     closure = lambda: F.cross_entropy(model(X), Y)  # noqa: E731
     with pytest.warns(UserWarning, match="moved to its prox"):
         optimizer.step(closure)
-    again = SR2(model, R, sigma=2.0)
+    again = SR2(model, R, sigma=2.0, reach=None)
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     again.step(closure)
 

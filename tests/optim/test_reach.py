@@ -336,8 +336,59 @@ def test_singular_values_on_an_accelerator():
     assert int(torch.linalg.matrix_rank(model.weight)) == 2
 
 
-def test_without_a_path_it_is_told_that_there_is_one():
+def test_at_once_is_told_that_there_is_a_path():
     model, closures = problem()
     with pytest.warns(UserWarning, match=r"moved to its prox; SR2\(..., steps=n\) or reach=\(first, last\) would"):
-        run(SR2(model, L0Ball(density=0.05), **ADAM), closures, 2)
+        run(SR2(model, L0Ball(density=0.05), reach=None, **ADAM), closures, 2)
     assert nonzeros(model) == 12
+
+
+# ---- where nobody says how many steps there will be
+
+
+@pytest.mark.parametrize("R", [L0Ball(density=0.1), NM(1, 4), Rank(1), L0Ball(density=0.25, groups="rows")], ids=str)
+def test_a_budget_is_reached_without_a_number_of_steps(R):
+    model, closures = problem()
+    optimizer = SR2(model, R)
+    run(optimizer, closures, 99)
+    assert nonzeros(model) == 240, "it has begun too early"
+    run(optimizer, closures, 60, 99)
+    between = nonzeros(model)
+    run(optimizer, closures, 51, 159)
+    assert finite(R, model)
+    assert nonzeros(model) <= between < 240 or isinstance(R, Rank)
+
+
+def test_algorithm_1_begins_within_the_budget():
+    for options in (SR2.paper_defaults(), {"eta2": 0.9}):
+        assert SR2(nn.Linear(3, 3), L0Ball(k=2), **options).reach is None
+    assert SR2(nn.Linear(3, 3), L1(0.1)).reach is None
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": 40}, {"reach": (5, 20)}], ids=str)
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_network_within_its_budget_stays_there(options, capturable):
+    """A sparse network is trained on, not made dense: the path is for those that are not."""
+    model, closures = problem()
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    with torch.no_grad():
+        for x, z in zip(weights, L0Ball(density=0.1).prox(weights, 1.0), strict=True):
+            x.copy_(z)
+    optimizer = SR2(model, L0Ball(density=0.1), capturable=capturable, **options)
+    for t in range(30):
+        run(optimizer, closures, 1, t)
+        assert nonzeros(model) <= 24
+    saved = optimizer.state_dict()
+    again = SR2(model, L0Ball(density=0.1), capturable=capturable, **options)
+    again.load_state_dict(saved)
+    run(again, closures, 1, 30)
+    assert nonzeros(model) <= 24
+
+
+def test_a_layer_that_begins_at_zero_is_fresh():
+    model, closures = problem()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_() if p.dim() > 1 else p.fill_(0.1)
+    run(SR2(model, L0Ball(k=3), reach=(10, 20)), closures, 5)
+    assert nonzeros(model) > 3

@@ -14,7 +14,7 @@ from ..checks import check_number
 from .parts.decay import AUTO
 from .parts.directions import Direction
 from .parts.rules import Ratio, Rule
-from .parts.schedules import Schedule
+from .parts.schedules import SOON, Schedule
 from .parts.steering import Tolerant
 from .parts.testing import Testing
 from .theory.batch_growth import BatchGrowth
@@ -55,11 +55,12 @@ class Unsaid(NamedTuple):
     average: Any
     rule: Any
     weight_decay: float | str
+    reach: tuple[int, int] | None
 
 
-TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant(), weight_decay=AUTO)
+TUNED = Unsaid(metric="adam", momentum=0.9, average=True, rule=Tolerant(), weight_decay=AUTO, reach=SOON)
 """The library's defaults: docs/defaults.md says why, and where they lose."""
-ALGORITHM_1 = Unsaid(metric=None, momentum=0.0, average=False, rule=Ratio(), weight_decay=0.0)
+ALGORITHM_1 = Unsaid(metric=None, momentum=0.0, average=False, rule=Ratio(), weight_decay=0.0, reach=None)
 """Those of whoever names a constant of Algorithm 1, its rule, or what only its theory can say."""
 
 

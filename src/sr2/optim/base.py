@@ -168,12 +168,18 @@ class ProximalOptimizer(torch.optim.Optimizer):
             if group["regularizer"] is not None:
                 trained = [p for p in group["params"] if p.requires_grad]
                 group["regularizer"] = bound(group["regularizer"], trained, self._processes)
-        self._in_force = [self._strengthened(group["regularizer"]) for group in self.param_groups]
+        self._in_force = [self._strengthened(*pair) for pair in self._penalized()]
         self._bound = self._trained()
 
-    def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
+    def _strengthened(self, regularizer: Regularizer | None, params: Sequence[Tensor]) -> Regularizer | None:
         """The R that steps are taken under: on its way to the group's own, while that is reached."""
         return regularizer
+
+    @property
+    def _reaching(self) -> bool:
+        """Whether some R is on its way."""
+        own = (group["regularizer"] for group in self.param_groups)
+        return any(mine is not R for mine, R in zip(self._in_force, own, strict=True))
 
     def _trained(self) -> list[tuple[int, list[bool]]]:
         """Of each group its regularizer, and which of its tensors are trained."""

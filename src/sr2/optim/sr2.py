@@ -8,7 +8,7 @@ slack, without which sigma runs away at convergence. The defaults are not the pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -96,21 +96,20 @@ class SR2(Reading, ProximalOptimizer):
             themselves per step; SR2 also takes "5e-4/step", and "auto": 0.0036 / rms(x_0), and 0 under a penalty.
         steps_per_epoch: len(loader); without R "auto" is then min(0.03, 1.4 / len(loader)) / rms(x_0).
         schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
-        reach: (first, last), the steps between which a budget shrinks or a lambda grows (see `sr2.schedules.Reach`).
         steps: how many there will be. The last three tenths are a cooldown, and a budget shrinks from step 0.1 n to
             0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
+        reach: (first, last), the steps between which a budget shrinks or a lambda grows (see `sr2.schedules.Reach`).
+            Without `steps` it is (100, 200) for a budget; None is at once, as Algorithm 1 begins.
         average: keep an average of the iterates too, True or an object of `sr2.averaging`, True; see `averaged`.
-        test_every: k evaluates x + s only at every k-th step, the first one included. In between it is kept on trust,
-            at the price of one forward and backward; where a test fails, x goes back to the last point that passed, of
-            which a copy is kept. "auto" lets k grow to 32 while nothing fails. With k > 1 no theorem is claimed.
+        test_every: k evaluates x + s at every k-th step only, and keeps it on trust in between; where a test fails, x
+            goes back to the last point that passed. "auto" lets k grow to 32. With k > 1 no theorem is claimed.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the way to
             read; None takes a fused kernel on CUDA where R and direction have one, and else is True.
         capturable: keep every decision on the device, without a host read: a legal body of a CUDA graph (see
             `sr2.optim.CapturedStep`). A loss that is not finite at x_t is then rejected and counted, not raised.
         compile: have torch.compile make the optimizer's own work one pass where it is not one kernel already.
-        autocast: the dtype of the closure's `torch.autocast`; left out, it is seen at the first step. Its rounding
-            moves the loss by a share of f, and rho then carries a slack of 2 eps |f| max(1, -log |f|).
+        autocast: the dtype of the closure's `torch.autocast`, for rho's slack; left out, it is seen at the first step.
         epsilon: the tolerance behind `converged`: E[|s|^2] <= epsilon^2, the paper's measure of stationarity.
         batch_growth: test assumption 3 at every step and ask for larger batches where it fails (see `BatchGrowth`).
     """
@@ -135,7 +134,7 @@ class SR2(Reading, ProximalOptimizer):
         weight_decay: float | str = "auto",
         cooldown: tuple[int, int] | None = None,
         schedule: Schedule | None = None,
-        reach: tuple[int, int] | None = None,
+        reach: tuple[int, int] | str | None = "auto",
         steps: int | None = None,
         steps_per_epoch: int | None = None,
         average: bool | str | Averaging = "auto",
@@ -162,7 +161,7 @@ class SR2(Reading, ProximalOptimizer):
         shared: dict[str, Any] = {"metric": said(metric, default.metric), "penalize": penalize, "foreach": foreach}
         self._decay = Decay.of(weight_decay, default.weight_decay, steps_per_epoch)
         super().__init__(params, regularizer, {"weight_decay": 0.0}, capturable=capturable, compile=compile, **shared)
-        self.reach = planned_reach(reach, steps, (group["regularizer"] for group in self.param_groups))
+        self.reach = planned_reach(reach, steps, default.reach, [g["regularizer"] for g in self.param_groups])
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
         self._search.batch = None if batch_growth is None else batch_growth.batch
@@ -225,7 +224,7 @@ class SR2(Reading, ProximalOptimizer):
         if isinstance(move, FusedMove) and self.capturable and not self._processes.several and self.rule.constants:
             return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested)
         where = (self._processes, state.sigma.device)
-        evidence = Evidence.gather(losses, model, rounding, *where, reaching=self.reach is not None)
+        evidence = Evidence.gather(losses, model, rounding, *where, reaching=self._reaching)
         if not f.tested:
             return on_trust(evidence, move, self.rule, state, self.sigma_min, self._processes, self.capturable)
         if self.batch_growth is not None and state.batch is not None:
@@ -327,8 +326,9 @@ class SR2(Reading, ProximalOptimizer):
 
     # ---- state
 
-    def _strengthened(self, regularizer: Regularizer | None) -> Regularizer | None:
-        return regularizer if regularizer is None or self.reach is None else regularizer.at_strength(self._search.share)
+    def _strengthened(self, regularizer: Regularizer | None, params: Sequence[Tensor]) -> Regularizer | None:
+        own = regularizer is None or self.reach is None or start.is_kept(regularizer, params, self._processes)
+        return regularizer if own else regularizer.at_strength(self._search.share)  # type: ignore[union-attr]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, which may name its own `regularizer` and `weight_decay`."""

@@ -86,6 +86,17 @@ def enter_domain(penalized: Penalized, state: SearchState, left: Left, together:
     state.entered = True
 
 
+def is_kept(regularizer: Regularizer, params: Sequence[Tensor], together: Processes) -> bool:
+    """Whether x is within a budget, as of a network that is sparse already: there is no path to it then.
+
+    Nothing but zeros, as of a layer that begins at 0, is a fresh layer and not a sparse one.
+    """
+    if not regularizer.strict or not params:
+        return False
+    begun = together.total(float(any(bool(local(p).any()) for p in params))) > 0
+    return begun and bool(value_at(regularizer, params, together).isfinite())
+
+
 def value_at(regularizer: Regularizer, params: Sequence[Tensor], together: Processes) -> Tensor:
     """R at these parameters, over all processes that have parts of them."""
     counted = [p for p in params if together.counts(p) or not regularizer.separable]

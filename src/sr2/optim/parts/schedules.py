@@ -22,6 +22,8 @@ SHRINKS = (0.1, 0.7)
 """Of a run of which only the number of steps is known: between these shares of it a budget shrinks."""
 COOLS_FROM = 0.7
 """And from this share on steps become short."""
+SOON = (100, 200)
+"""Where that number is not known either, a budget shrinks over these steps: few, so that a short run reaches it too."""
 
 
 class Schedule(ABC):
@@ -137,18 +139,27 @@ def planned_cooldown(given: object, steps: int | None) -> Cooldown | None:
     return None if steps is None else Cooldown(max(1, round(COOLS_FROM * steps)), steps)
 
 
-def planned_reach(given: object, steps: int | None, regularizers: Iterable[Regularizer | None] = ()) -> Reach | None:
-    """The reach that was given, or that of a run of so many steps if one of the regularizers is a budget.
+def planned_reach(
+    given: object, steps: int | None, otherwise: tuple[int, int] | None, regularizers: Iterable[Regularizer | None]
+) -> Reach | None:
+    """The reach that was given; where one of the regularizers is a budget, "auto" is that of a run of so many steps, or
+    `otherwise` where nobody knows how many.
 
     >>> from sr2 import L1, L0Ball
-    >>> planned_reach(None, 1000, [L0Ball(density=0.05)])
+    >>> planned_reach("auto", 1000, SOON, [L0Ball(density=0.05)])
     Reach(first=100, last=700)
-    >>> planned_reach(None, 1000, [L1(0.1), None])
+    >>> planned_reach("auto", None, SOON, [L0Ball(density=0.05)])
+    Reach(first=100, last=200)
+    >>> planned_reach("auto", 1000, SOON, [L1(0.1), None])
     """
-    if given is not None:
-        return Reach(*_pair(given, "reach", "(100, 700)"))
-    if steps is None or not any(r is not None and r.strict for r in regularizers):
+    if given is None:
         return None
+    if given != "auto":
+        return Reach(*_pair(given, "reach", "(100, 700)"))
+    if not any(r is not None and r.strict for r in regularizers):
+        return None
+    if steps is None:
+        return None if otherwise is None else Reach(*otherwise)
     first = max(1, round(SHRINKS[0] * steps))
     return Reach(first, max(first + 1, round(SHRINKS[1] * steps)))
 
