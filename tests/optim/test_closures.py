@@ -110,8 +110,10 @@ def test_gradient_accumulation_is_the_big_batch(case, backward):
         (lambda model: 3.0, "does not depend on the parameters"),
         (lambda model: "loss", "'loss'"),
         (lambda model: model(X).mean().backward(), "returned None"),
+        (lambda model: {"loss": model(X).mean()}, "returned an object of type dict: end it with `return loss`"),
+        (lambda model: (model(X).mean(), {"accuracy": 0.5}), "returned an object of type dict: end it with"),
     ],
-    ids=["None", "vector", "outputs too", "detached", "int", "number", "string", "backward and None"],
+    ids=["None", "vector", "outputs too", "detached", "int", "number", "string", "backward and None", "dict", "a log"],
 )
 def test_a_wrong_closure_is_one_sentence(case, wrong, words):
     model = small_network()
