@@ -18,10 +18,13 @@ Example = Tensor | Sequence[Tensor]
 
 def inputs_of(example: Example) -> tuple[Tensor, ...]:
     """The inputs in order; anything else is an error of one sentence."""
-    made = (example,) if isinstance(example, Tensor) else tuple(example)
+    made = tuple(example) if isinstance(example, Sequence) else (example,)
     for item in made:
         if not isinstance(item, Tensor):
-            raise TypeError(f"example must be a tensor or a tuple of tensors as the model takes them, got {item!r}")
+            raise TypeError(
+                f"example must be a tensor or a tuple of tensors as the model takes them, and is {example!r}: give one "
+                "input, as torch.zeros(1, 3, 32, 32)"
+            )
     return made
 
 
