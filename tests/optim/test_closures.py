@@ -134,6 +134,12 @@ def test_a_one_element_loss_is_a_loss():
     assert not loss.requires_grad
 
 
+def test_the_loss_of_another_network_is_one_sentence():
+    model, other = small_network(), small_network()
+    with pytest.raises(ValueError, match="^the loss depends on no trained parameter: give SR2 the module that"):
+        SR2(model).step(lambda: F.cross_entropy(other(X), Y))
+
+
 def test_step_without_a_closure():
     optimizer = SR2(small_network(), sigma=2.0)
     with pytest.raises(
