@@ -136,7 +136,7 @@ def test_a_one_element_loss_is_a_loss():
 
 def test_the_loss_of_another_network_is_one_sentence():
     model, other = small_network(), small_network()
-    with pytest.raises(ValueError, match="^the loss depends on no trained parameter: give SR2 the module that"):
+    with pytest.raises(ValueError, match=r"^the loss depends on no trained parameter: give SR2 the module that"):
         SR2(model).step(lambda: F.cross_entropy(other(X), Y))
 
 
