@@ -230,6 +230,8 @@ def without_regularizer(config: RunConfig) -> RunConfig:
             config = config.having(options={"density": budget["density"], **config.options})
             return dataclasses.replace(config, regularizer="none", reg=())
     if any(getattr(config, name) != getattr(RunConfig, name) for name in ("regularizer", "lam", "reg")):
+        if config.regularizer == "l0_ball":
+            raise UserError(f"{config.optimizer} has no budget: leave out --density, or use --optimizer gmp or sr2")
         raise UserError(f"{config.optimizer} has no regularizer: leave out --regularizer, --lam and --reg")
     return dataclasses.replace(config, regularizer="none")
 
