@@ -33,6 +33,8 @@ def main(folder):
     trainer.train()
     print(f"loss {trainer.state.log_history[0]['loss']:.3f}, then {trainer.state.log_history[-2]['loss']:.3f}")
     print(f"{100 * sparsity(model).fraction:.1f} % of the weights are zero")
+    with trainer.averaged():  # often the better network
+        trainer.save_model(folder)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import warnings
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -21,6 +22,14 @@ def called_by_us() -> bool:
     ):
         frame = frame.f_back
     return frame.f_code.co_filename.startswith(_OURS[0])
+
+
+def saving_for_use() -> bool:
+    """Whether `sr2.export.save` is writing: a network to use, where a `state_dict()` may be a checkpoint to go on."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _SAVE:
+        frame = frame.f_back
+    return frame is not None
 
 
 def tell(message: str) -> None:

@@ -130,6 +130,8 @@ def test_no_regularizer() -> None:
     assert checked(RunConfig.of(optimizer="gmp", density=0.05)).label == "GMP density=0.05"
     with pytest.raises(UserError, match="sgd has no regularizer: leave out --regularizer"):
         checked(RunConfig(optimizer="sgd", regularizer="l0"))
+    with pytest.raises(UserError, match="adamw has no budget: leave out --density, or use --optimizer gmp or sr2"):
+        checked(RunConfig(optimizer="adamw", regularizer="l0_ball", reg=("density=0.1",)))
     with pytest.raises(UserError, match="sgd has no option cooldown"):
         checked(RunConfig.of(optimizer="sgd", cooldown=0.2))
 

@@ -45,6 +45,7 @@ def test_a_regularizer_without_lambda_is_one_run() -> None:
         (Grid.of(optimizers=("proxsgd",), regularizers=("l0",)), "left out: L0.*not convex"),
         (Grid.of(optimizers=("sr2",), lr=0.1), "no optimizer of the grid has the option lr"),
         (Grid.of(optimizers=("sr2,lr=0.1",)), "not an option of sr2.*sigma"),
+        (Grid.of(optimizers=("sr2,adamw",)), "write sr2 adamw, with a space$"),
         (Grid.of(optimizers=("proxgen,lr=high",)), "lr must be a number above 0.*is 'high'"),
         (Grid.of(optimizers=("sr3",)), "did you mean sr2"),
         (Grid.of(regularizers=("l1", "elastic")), "did you mean elastic_net"),
@@ -75,6 +76,9 @@ def test_sr2_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert said.count("is finished already") == 3
     assert "[6/6]" in said
     assert len(find_runs([Path("runs")])) == 6
+    assert len(find_runs(Path("runs").iterdir())) == 6  # as a shell writes runs/*, the report too
+    with pytest.raises(UserError, match="report has no run in it"):
+        find_runs([Path("runs", "report")])
 
 
 def test_a_run_that_diverges_does_not_end_the_others(

@@ -54,6 +54,7 @@ def row(run: Path, kind: str) -> dict[str, dict[str, float]]:
 def test_shrink(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shrink", str(run)]) == 0
     said = capsys.readouterr().out
+    assert said.startswith("SR2 l1 0.001 (run), batch 1, CPU")  # in one line, which is longer than the table
     assert all(word in said for word in ("bytes", "parameters", "macs", "milliseconds", "accuracy", "before", "after"))
     found, problem = row(run, "shrunk"), trained(run, "cpu")
     assert found["accuracy"]["before"] == found["accuracy"]["after"] == evaluate(problem)[1]

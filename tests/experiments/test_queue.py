@@ -139,6 +139,22 @@ def test_the_time_ends_and_the_same_command_goes_on(small: None, capsys: pytest.
     assert capsys.readouterr().out == "5 of 5 runs are finished\n"
 
 
+def test_a_queue_of_another_machines_device_is_shown(
+    small: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    command = ["paper", "queue", "--rows", "paper", "--epochs", "1", "--device", "cuda"]
+    assert main([*command, "--show"]) == 0
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]]
+    on_cpu = queue.plan("cifar10", ["paper"], RunConfig(epochs=1))
+    assert shown == [run.having(device="cuda").key for run in on_cpu]
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        "error: there is no device 'cuda' here, torch sees no CUDA device: use --device cpu\n"
+    )
+    assert main([*command[:-1], "cud", "--show"]) == 2
+
+
 def test_one_process_trains_many_settings_to_the_same_bits_as_many_processes(small: None) -> None:
     runs = queue.plan("cifar10", ["paper"], RunConfig(epochs=2))[:5]
     queue.Queue(runs, Path("one")).work(StopSignals(), Watch())

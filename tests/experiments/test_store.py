@@ -190,6 +190,8 @@ def test_a_folder_that_is_not_a_run_is_said_to_be_so(tmp_path: Path, store: RunS
     with pytest.raises(UserError, match=rf"config.json is a file: name its folder, {store.path}$"):
         find_runs([store.path / "config.json"])
     assert find_runs([tmp_path / "empty"], missing_ok=True) == []
+    with pytest.raises(UserError, match="empty has no run in it"):
+        find_runs([store.path, tmp_path / "empty"])
     assert [r.path.name for r in find_runs([tmp_path, store.path])] == ["run"]
     with pytest.raises(UserError, match=r"weights\.safetensors is not there"):
         read_weights(store.path)

@@ -176,6 +176,11 @@ def test_names_that_look_like_the_files_own(tmp_path):
         save({"w.bitmask": w}, tmp_path / "w")
 
 
+def test_load_with_its_arguments_swapped_is_one_sentence():
+    with pytest.raises(TypeError, match=r"^load reads a file, and got a Linear: load\(path, model\)$"):
+        load(nn.Linear(4, 2), "net.safetensors")
+
+
 def test_what_cannot_be_saved_is_one_sentence(tmp_path):
     with pytest.raises(TypeError, match="epoch is a int"):
         save({"epoch": 3}, tmp_path / "w")

@@ -249,9 +249,10 @@ def test_it_prints_a_table(capsys):
         assert word in printed
 
 
-def test_a_wrong_example_is_one_sentence():
-    with pytest.raises(TypeError, match="example must be a tensor"):
-        shrink(vgg(), [[1.0]])
+@pytest.mark.parametrize("wrong", [None, [[1.0]], (1, 3, 8, 8), 3])
+def test_a_wrong_example_is_one_sentence(wrong):
+    with pytest.raises(TypeError, match=r"example must be a tensor.*give one input, as torch.zeros"):
+        shrink(vgg(), wrong)
 
 
 @pytest.mark.parametrize("name", SMALL)

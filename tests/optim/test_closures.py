@@ -110,8 +110,10 @@ def test_gradient_accumulation_is_the_big_batch(case, backward):
         (lambda model: 3.0, "does not depend on the parameters"),
         (lambda model: "loss", "'loss'"),
         (lambda model: model(X).mean().backward(), "returned None"),
+        (lambda model: {"loss": model(X).mean()}, "returned an object of type dict: end it with `return loss`"),
+        (lambda model: (model(X).mean(), {"accuracy": 0.5}), "returned an object of type dict: end it with"),
     ],
-    ids=["None", "vector", "outputs too", "detached", "int", "number", "string", "backward and None"],
+    ids=["None", "vector", "outputs too", "detached", "int", "number", "string", "backward and None", "dict", "a log"],
 )
 def test_a_wrong_closure_is_one_sentence(case, wrong, words):
     model = small_network()
@@ -130,6 +132,12 @@ def test_a_one_element_loss_is_a_loss():
     loss = optimizer.step(lambda: F.cross_entropy(model(X), Y).reshape(1, 1))
     assert loss.shape == ()
     assert not loss.requires_grad
+
+
+def test_the_loss_of_another_network_is_one_sentence():
+    model, other = small_network(), small_network()
+    with pytest.raises(ValueError, match=r"^the loss depends on no trained parameter: give SR2 the module that"):
+        SR2(model).step(lambda: F.cross_entropy(other(X), Y))
 
 
 def test_step_without_a_closure():

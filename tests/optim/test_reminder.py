@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sr2 import L1, SR2
+from sr2 import L1, SR2, L0Ball
 from sr2.export import load, save
 
 WORDS = r"holds the last iterate.*with optimizer.averaged\(\)"
@@ -159,3 +160,78 @@ def test_through_ddp(tmp_path: Path) -> None:
             wrapped.state_dict()
     finally:
         dist.destroy_process_group()
+
+
+# ---- a budget that is not reached
+
+
+def under_a_budget(taken: int, regularizer: object = L0Ball(density=0.5), **options: object) -> tuple[nn.Module, SR2]:
+    """So many of twenty steps; the budget holds from step 14 on."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = SR2(model, regularizer, sigma=10.0, **{"steps": 20} | options)  # type: ignore[arg-type]
+    for _ in range(taken):
+        optimizer.step(lambda: model(X).square().mean())
+    return model, optimizer
+
+
+SHORT = r"^this network is saved after step 5, and L0Ball\(density=0.5\) holds from step 14 on: save a later one"
+
+
+def test_a_network_that_is_saved_before_its_budget_is_told_once(tmp_path: Path) -> None:
+    model, optimizer = under_a_budget(5)
+    with optimizer.averaged(), pytest.warns(UserWarning, match=SHORT) as found:
+        torch.save(model.state_dict(), tmp_path / "w.pt")
+    assert [w.filename for w in found] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with optimizer.averaged():
+            save(model, tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_export_is_told_outside_the_average_too(tmp_path: Path, average: bool) -> None:
+    model, _optimizer = under_a_budget(5, average=average)
+    with pytest.warns(UserWarning, match=SHORT) as found:
+        save(model, tmp_path / "w.safetensors")
+    said = [str(w.message) for w in found]
+    assert [bool(re.match(SHORT, words)) for words in said] == [True, False][: 1 + average]
+
+
+@pytest.mark.usefixtures("silent")
+def test_to_evaluate_and_to_write_checkpoints_is_no_mistake(tmp_path: Path) -> None:
+    model, optimizer = under_a_budget(0)
+    for _ in range(20):
+        optimizer.step(lambda: model(X).square().mean())
+        with optimizer.averaged():
+            model(X)
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint.pt")
+    with optimizer.averaged():
+        save(model, tmp_path / "w.safetensors")
+    assert int((model[0].weight == 0).sum() + (model[2].weight == 0).sum()) == 20  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    ("taken", "regularizer", "options"),
+    [
+        (0, L0Ball(density=0.5), {}),  # a network nobody has trained is no result
+        (14, L0Ball(density=0.5), {}),
+        (5, L1(1e-3), {}),  # no budget
+        (5, L1(1e-3), {"reach": (2, 14)}),
+    ],
+)
+def test_nor_is_anything_said_where_no_budget_is_missed(
+    tmp_path: Path, taken: int, regularizer: object, options: dict[str, object]
+) -> None:
+    model, optimizer = under_a_budget(taken, regularizer, **options)
+    with optimizer.averaged():
+        save(model, tmp_path / "w.safetensors")
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_new_optimizer_ends_the_old_ones_budget(tmp_path: Path) -> None:
+    model, _old = under_a_budget(5)
+    optimizer = SR2(model, L1(1e-3), sigma=10.0)
+    optimizer.step(lambda: model(X).square().mean())
+    with optimizer.averaged():
+        save(model, tmp_path / "w.safetensors")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sr2 import L1, NM, SR2, param_groups, sparsity
+from sr2 import L1, NM, SR2, L0Ball, param_groups, sparsity
 from sr2.schedules import Cooldown
 
 transformers = pytest.importorskip("transformers")
@@ -104,6 +104,28 @@ def test_it_tells_how_long_the_run_is(tmp_path, options, schedule, decay):
         assert trainer._sr2.param_groups[0]["weight_decay"] == pytest.approx(expected, rel=1e-5)
     if options == {}:
         assert sparsity(trainer.model.bert.encoder).fraction > 0.45
+
+
+def test_the_average_is_evaluated_and_saved(tmp_path, said):
+    model = without_dropout()
+    options = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "max_steps": 8, "save_strategy": "no"}
+    arguments = transformers.TrainingArguments(str(tmp_path), per_device_train_batch_size=8, **options)
+    data = sentences(64)
+    trainer = SR2Trainer(model, arguments, train_dataset=data, eval_dataset=data, regularizer=L0Ball(density=0.5))
+    with pytest.raises(RuntimeError, match=r"call trainer.train\(\) first"):
+        trainer.averaged()
+    trainer.train()
+    last, zeros = weights(model), sparsity(model).zeros
+    with trainer.averaged():
+        loss, average = trainer.evaluate()["eval_loss"], weights(model)
+        trainer.save_model(str(tmp_path / "network"))
+    assert same(weights(model), last)
+    assert not same(average, last)
+    assert loss != trainer.evaluate()["eval_loss"]
+    saved = type(model).from_pretrained(tmp_path / "network")
+    assert same(weights(saved), average)
+    assert sparsity(saved).zeros == zeros > 0
+    assert said == []
 
 
 def test_the_log_has_the_inverse_of_sigma(tmp_path):

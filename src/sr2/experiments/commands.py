@@ -148,7 +148,7 @@ def paper_queue(
     from .paper.queue import Queue, plan, share
 
     shared = RunConfig(epochs=epochs, device=device, precision=precision, compile=compile)
-    queue = Queue(plan(data, rows, shared), runs, done)
+    queue = Queue(plan(data, rows, shared, here=not show), runs, done)
     if show:
         print("\n".join([*(f"{run.key}  {run.label}" for run in queue.left()), queue.state()]))
         return 0

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -116,6 +117,8 @@ def load(path: str | Path, model: Any = None, *, max_bytes: int = MAX_BYTES) -> 
         model: of the class whose network was saved, of the size before shrinking.
         max_bytes: what all tensors together may take in memory: a small file can claim to hold a huge one.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"load reads a file, and got a {type(path).__name__}: load(path, model)")
     with _one_sentence(path):
         tensors, index = _read(Path(path), max_bytes)
     if model is None:

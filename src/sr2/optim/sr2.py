@@ -215,7 +215,7 @@ class SR2(Reading, ProximalOptimizer):
         ]
         proposals = [p for p in made if p is not None]
         if not proposals:
-            raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")
+            raise ValueError("the loss depends on no trained parameter: give SR2 the module that the closure calls")
         return proposals
 
     def _judge(self, f: TwoEvaluations, model: Model, move: Move) -> Outcome:

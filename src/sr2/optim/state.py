@@ -248,7 +248,7 @@ class SearchState:
             self.told = True
             tell(
                 "a scheduler has written 'lr', and SR2 does not read it: lr is 1 / sigma, which SR2 chooses itself at "
-                "every step; leave the scheduler out, or shorten the last steps with SR2(..., cooldown=(first, last))"
+                "every step; leave the scheduler out: with SR2(..., steps=n) the last of n steps become short"
             )
         if self.lr is None:
             self.shown = 1.0 / float(self.sigma)

@@ -2,10 +2,13 @@
 
 trainer = SR2Trainer(model, TrainingArguments("folder"), train_dataset=data, regularizer=L1(1e-4))
 trainer.train()
+with trainer.averaged():
+    trainer.save_model("network")
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -68,6 +71,15 @@ class SR2Trainer(Trainer):
                 self._sr2 = _Taken(param_groups(model, R), **options)
             self.optimizer = self._sr2
         return self.optimizer
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside `with trainer.averaged():` the model is the average of the iterates: evaluate and save it there.
+
+        `trainer.optimizer` is Accelerate's, which has no such method.
+        """
+        if self.optimizer is None:
+            raise RuntimeError("there is no average before the first step: call trainer.train() first")
+        return self._sr2.averaged()
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """None of the arguments': SR2 chooses its steps."""

@@ -33,7 +33,7 @@ _CHEAPEST_FIRST = ("resnet34", "densenet121", "densenet201")
 _SR2_FIRST = ("sr2", "proxgen", "proxsgd")
 
 
-def plan(data: str, rows: Sequence[str], shared: RunConfig) -> list[RunConfig]:
+def plan(data: str, rows: Sequence[str], shared: RunConfig, *, here: bool = True) -> list[RunConfig]:
     """The runs of a data set's cells, in the order in which they are worth their time.
 
     Row by row, the small network first; the optimizers of one problem side by side, so that a queue that is cut short
@@ -43,6 +43,7 @@ def plan(data: str, rows: Sequence[str], shared: RunConfig) -> list[RunConfig]:
         data: "cifar10" or "cifar100".
         rows: of `ROWS`.
         shared: epochs, device, precision and compile are taken from it.
+        here: whether its device must be on this machine.
     """
     found = [cell for cell in cells().values() if cell.data == data]
     if not found:
@@ -50,7 +51,7 @@ def plan(data: str, rows: Sequence[str], shared: RunConfig) -> list[RunConfig]:
     found.sort(key=_place)
     runs = [run for row in rows for cell in found for run in _row(cell, row)]
     same = {name: getattr(shared, name) for name in ("epochs", "device", "precision", "compile")}
-    return [checked(run.having(**same)) for run in runs]
+    return [checked(run.having(**same), here=here) for run in runs]
 
 
 def _data() -> Iterator[str]:

@@ -147,12 +147,14 @@ def _as_user_errors() -> Iterator[None]:
 # ---- before anything starts
 
 
-def checked(config: RunConfig) -> RunConfig:
+def checked(config: RunConfig, *, here: bool = True) -> RunConfig:
     """The config as it will be run, if it can be; a UserError that says why, if not. Nothing is loaded.
 
     `auto` is resolved, and what SR2 chooses today where nothing was said is written out (`spelled_out`).
+
+    here: whether the device must be on this machine; who only names a run need not have it.
     """
-    config = without_regularizer(check_place(config))
+    config = without_regularizer(check_place(config, here=here))
     for name, least in (("epochs", 1), ("batch", 1), ("seed", 0), ("hold_out", 0), ("ridge", 0)):
         if getattr(config, name) < least:
             raise UserError(f"{name} must be at least {least}, and is {getattr(config, name)}")
@@ -228,18 +230,20 @@ def without_regularizer(config: RunConfig) -> RunConfig:
             config = config.having(options={"density": budget["density"], **config.options})
             return dataclasses.replace(config, regularizer="none", reg=())
     if any(getattr(config, name) != getattr(RunConfig, name) for name in ("regularizer", "lam", "reg")):
+        if config.regularizer == "l0_ball":
+            raise UserError(f"{config.optimizer} has no budget: leave out --density, or use --optimizer gmp or sr2")
         raise UserError(f"{config.optimizer} has no regularizer: leave out --regularizer, --lam and --reg")
     return dataclasses.replace(config, regularizer="none")
 
 
-def check_place(config: RunConfig) -> RunConfig:
+def check_place(config: RunConfig, *, here: bool = True) -> RunConfig:
     """The config with `auto` resolved, if its data set, its network and its device can be had; no optimizer is made."""
     if config.device == "auto":
         config = dataclasses.replace(config, device="cuda" if torch.cuda.is_available() else "cpu")
     for kind, name, known in (("data set", config.data, data.known()), ("network", config.model, models.known())):
         if ":" not in name:
             check_known(kind, name, known)
-    check_arithmetic(config.precision, find_device(config.device))
+    check_arithmetic(config.precision, find_device(config.device, here=here))
     return config
 
 
@@ -255,8 +259,8 @@ def check_arithmetic(precision: str, device: torch.device) -> None:
         raise UserError(f"tf32 is arithmetic of CUDA devices, and the device is {device}: use fp32 or bf16")
 
 
-def find_device(name: str) -> torch.device:
-    """The device of that name, if it is here; a UserError if not."""
+def find_device(name: str, *, here: bool = True) -> torch.device:
+    """The device of that name, a UserError if there is none; with `here`, one of this machine."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -265,6 +269,7 @@ def find_device(name: str) -> torch.device:
         raise UserError(f"unknown device {name!r}: use cpu, cuda, cuda:0 or auto") from error
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"the device must be cpu or cuda, and is {name!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"there is no device {name!r} here ({torch.cuda.device_count()} are): use --device cpu")
+    if here and device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        seen = f"torch sees {count} CUDA devices" if count else "torch sees no CUDA device"
+        raise UserError(f"there is no device {name!r} here, {seen}: use --device cpu")
     return device

@@ -86,6 +86,8 @@ def _optimizer(grid: Grid, text: str) -> dict[str, Any]:
     for pair in pairs:
         option, equals, value = pair.partition("=")
         if not equals or not registry.has_option(name, option):
+            if pair in registry.OPTIMIZERS:
+                raise UserError(f"{text!r} is one optimizer and its options: write {name} {pair}, with a space")
             theirs = ", ".join(registry.option_names(name))
             raise UserError(f"{pair!r} is not an option of {name}: write {name},key=value with key one of {theirs}")
         options[option] = parse(value)

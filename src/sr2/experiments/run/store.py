@@ -122,13 +122,14 @@ def find_runs(
 ) -> list[RunRecord]:
     """The runs of each path: a run folder, or a folder of run folders at any depth, in the order of their names.
 
-    A path without a run is a UserError, unless `missing_ok`. A run that cannot be read is one, too, unless there is a
-    list to put what is `damaged` into.
+    A path without a run is a UserError, unless `missing_ok`; a report beside other paths is passed over. A run that
+    cannot be read is one, too, unless there is a list to put what is `damaged` into.
     """
     found: dict[Path, RunRecord] = {}
-    for path in map(Path, paths):
+    for path in (named := [Path(path) for path in paths]):
         folders = [path] if (path / "config.json").is_file() else sorted(p.parent for p in path.rglob("config.json"))
-        if not folders and not missing_ok:
+        report = len(named) > 1 and (path / "tables.csv").is_file()  # as the shell's runs/* names one beside the runs
+        if not folders and not missing_ok and not report:
             if path.is_file():
                 raise UserError(f"{path} is a file: name its folder, {path.parent}")
             what = "has no run in it" if path.is_dir() else "does not exist"

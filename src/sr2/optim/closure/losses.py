@@ -107,6 +107,11 @@ def explained(error: RuntimeError) -> RuntimeError:
 
 
 def _check_depends(loss: object) -> None:
+    if not isinstance(loss, (Tensor, int, float)):  # the number may be a loss that was detached by .item()
+        raise ValueError(
+            f"the closure must return the loss, a tensor, and returned {_describe(loss)}: end it with `return loss`, "
+            "and keep what else you want of it in variables of your own"
+        )
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise ValueError(
             f"the closure returned {_describe(loss)}, which does not depend on the parameters: return the loss tensor, "
@@ -117,4 +122,6 @@ def _check_depends(loss: object) -> None:
 def _describe(result: object) -> str:
     if isinstance(result, Tensor):
         return f"a {result.dtype} tensor of shape {tuple(result.shape)}"
-    return repr(result)
+    if result is None or isinstance(result, (int, float, str)):
+        return repr(result)
+    return f"an object of type {type(result).__name__}"  # a dict of outputs would print all of its tensors

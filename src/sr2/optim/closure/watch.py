@@ -67,9 +67,9 @@ class ClosureWatch:
         elif self._gradients.others(parameters):
             self._once(
                 "dropped",
-                "there were gradients before this step, as gradient accumulation leaves them, and SR2 drops them: it "
-                "needs the loss of the whole batch twice, so let one closure return the list of its parts' losses; if "
-                "they are of another loss, call optimizer.zero_grad() first",
+                "there were gradients before this step, and SR2 drops them: call no backward() before it, since step "
+                "differentiates the closure's loss itself; to accumulate, let one closure return the list of its "
+                "parts' losses; where another loss left them, as a GAN's, call optimizer.zero_grad() first",
             )
 
     def call(self, closure: Callable[[], object], parameters: Sequence[Tensor]) -> object:

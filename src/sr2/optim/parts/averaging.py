@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...checks import check_number
 from ...numerics import capturing, cast, is_expanded, local, wide
-from ...telling import called_by_us, tell
+from ...telling import called_by_us, saving_for_use, tell
 from ..processes import ALONE, Processes
 from .metrics import State
 
@@ -124,6 +124,9 @@ def _swapped(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any
     buffers = [] if module is None else [b for b in module.buffers() if not is_expanded(b)]
     swapped = [(buffer, buffer.clone()) for buffer in buffers]  # `recalibrate_` inside is for the average alone
     guards = optimizer.register_step_pre_hook(_no_step), optimizer.register_state_dict_pre_hook(_no_checkpoint)
+    reminder: Reminder | None = getattr(optimizer, "_reminder", None)
+    if reminder is not None:
+        reminder.inside += 1
     try:
         with torch.no_grad():
             for group in groups:
@@ -137,6 +140,8 @@ def _swapped(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any
         together.reshard()
         yield
     finally:
+        if reminder is not None:
+            reminder.inside -= 1
         for guard in guards:
             guard.remove()
         with torch.no_grad():
@@ -159,7 +164,9 @@ def _no_checkpoint(*_: object) -> None:
 
 
 class Reminder:
-    """Who saves a network whose average they never looked at is told so, once.
+    """Who saves a network whose average they never looked at is told so, once; and who saves one to use, which is
+    the average or a file of `sr2.export.save`, before its budget is reached. To evaluate, or to save what a run goes
+    on from, is neither.
 
     A hook of the module's `state_dict`. It knows its optimizer weakly and goes with it; a copy of the module, by
     `copy.deepcopy` or pickle, has a hook that does nothing, and that is found without this library.
@@ -167,12 +174,14 @@ class Reminder:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
-        self.done = False
+        self.done = self.told_of_budget = False
+        self.inside = 0
+        """How many `averaged()` are open."""
 
     @staticmethod
     def of(optimizer: torch.optim.Optimizer, module: nn.Module | None) -> Reminder | None:
-        """The reminder of an optimizer that keeps an average of a module's parameters; None where it does not."""
-        if module is None or getattr(optimizer, "averaging", None) is None:
+        """The reminder of an optimizer that has an average of a module, or a budget to reach; else None."""
+        if module is None or all(getattr(optimizer, name, None) is None for name in ("averaging", "reach")):
             return None
         for wrapper in ("module", "_orig_mod", "module"):  # of DistributedDataParallel and torch.compile, in any order
             inner = getattr(module, wrapper, None)
@@ -180,7 +189,9 @@ class Reminder:
                 module = inner
         for older in module._state_dict_hooks.values():
             if isinstance(older, Reminder):
-                older.done = True  # its optimizer was replaced, and may live on in a cycle of references
+                older.done = older.told_of_budget = (
+                    True  # its optimizer was replaced, and may live on in a cycle of references
+                )
         reminder = Reminder(optimizer)
         handle = module.register_state_dict_post_hook(reminder)  # type: ignore[no-untyped-call]
         weakref.finalize(optimizer, handle.remove).atexit = False
@@ -189,9 +200,12 @@ class Reminder:
     def __call__(self, *_: object) -> None:
         """After `state_dict()`."""
         optimizer = self._optimizer()
-        if self.done or optimizer is None or called_by_us():
+        if optimizer is None or called_by_us():
             return
-        if any(NAME in state for state in optimizer.state.values()):
+        if not self.told_of_budget and (self.inside or saving_for_use()) and (words := _short_of_budget(optimizer)):
+            self.told_of_budget = True
+            tell(words)
+        if not self.done and any(NAME in state for state in optimizer.state.values()):
             self.done = True
             tell(
                 "this state_dict holds the last iterate, and the average that the optimizer keeps is usually the "
@@ -201,6 +215,20 @@ class Reminder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes anything and does nothing, wherever it is unpickled
+
+
+def _short_of_budget(optimizer: Any) -> str | None:
+    """What to say of a network that is saved before its budget holds."""
+    budget = next((R for g in optimizer.param_groups if (R := g["regularizer"]) is not None and R.strict), None)
+    if optimizer.reach is None or budget is None:
+        return None
+    taken, last = int(optimizer._search.steps), optimizer.reach.last
+    if not 0 < taken < last:
+        return None
+    return (
+        f"this network is saved after step {taken}, and {budget!r} holds from step {last} on: save a later one, or, if "
+        "the run ends here, let steps=n be the number of its steps"
+    )
 
 
 def as_averaging(average: object) -> Averaging | None:
