@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sr2 import L1, SR2, L0Ball
+from sr2 import L1, SR2, L0Ball, prune_
 from sr2.export import load, save
 
 WORDS = r"holds the last iterate.*with optimizer.averaged\(\)"
@@ -233,5 +233,16 @@ def test_a_new_optimizer_ends_the_old_ones_budget(tmp_path: Path) -> None:
     model, _old = under_a_budget(5)
     optimizer = SR2(model, L1(1e-3), sigma=10.0)
     optimizer.step(lambda: model(X).square().mean())
+    with optimizer.averaged():
+        save(model, tmp_path / "w.safetensors")
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_network_that_is_within_its_budget_from_the_start_misses_none(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    prune_(model, 0.4)
+    optimizer = SR2(model, L0Ball(density=0.9), sigma=10.0)
+    for _ in range(5):
+        optimizer.step(lambda: model(X).square().mean())
     with optimizer.averaged():
         save(model, tmp_path / "w.safetensors")

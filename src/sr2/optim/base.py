@@ -179,7 +179,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _reaching(self) -> bool:
         """Whether some R is on its way."""
         own = (group["regularizer"] for group in self.param_groups)
-        return any(mine is not R for mine, R in zip(self._in_force, own, strict=True))
+        return any(mine is not R for mine, R in zip(self._in_force, own, strict=False))  # none before the first step
 
     def _trained(self) -> list[tuple[int, list[bool]]]:
         """Of each group its regularizer, and which of its tensors are trained."""

@@ -189,9 +189,8 @@ class Reminder:
                 module = inner
         for older in module._state_dict_hooks.values():
             if isinstance(older, Reminder):
-                older.done = older.told_of_budget = (
-                    True  # its optimizer was replaced, and may live on in a cycle of references
-                )
+                # Its optimizer was replaced, and may live on in a cycle of references.
+                older.done = older.told_of_budget = True
         reminder = Reminder(optimizer)
         handle = module.register_state_dict_post_hook(reminder)  # type: ignore[no-untyped-call]
         weakref.finalize(optimizer, handle.remove).atexit = False
@@ -220,7 +219,7 @@ class Reminder:
 def _short_of_budget(optimizer: Any) -> str | None:
     """What to say of a network that is saved before its budget holds."""
     budget = next((R for g in optimizer.param_groups if (R := g["regularizer"]) is not None and R.strict), None)
-    if optimizer.reach is None or budget is None:
+    if not optimizer._reaching or budget is None:  # a network may have been within it from the start
         return None
     taken, last = int(optimizer._search.steps), optimizer.reach.last
     if not 0 < taken < last:
