@@ -42,13 +42,16 @@ class Rounding(NamedTuple):
     eps: float
     """Of the arithmetic that ends in the loss."""
     coarse: float
-    """What autocast's rounding may hide of f: five deviations or more (benchmarks/rounding.py)."""
+    """What rounding to bfloat16 on the way may hide of f: five deviations or more (benchmarks/rounding.py)."""
 
     @staticmethod
     def of(loss: torch.dtype, parameters: Iterable[torch.dtype], autocast: torch.dtype | None) -> Rounding:
-        """eps of the loss's dtype, or float32's where a parameter is below float64."""
-        exact = torch.float64 if all(dtype == torch.float64 for dtype in parameters) else torch.float32
-        coarse = 0.0 if autocast is None else 2 * torch.finfo(autocast).eps
+        """eps of the loss's dtype, or float32's where a parameter is below float64; and the coarser one of autocast, or
+        of layers whose parameters are bfloat16: the loss, which may be float32 again, shows neither."""
+        dtypes = set(parameters)
+        exact = torch.float64 if dtypes <= {torch.float64} else torch.float32
+        rounds = torch.bfloat16 if autocast is None and torch.bfloat16 in dtypes else autocast
+        coarse = 0.0 if rounds is None else 2 * torch.finfo(rounds).eps
         return Rounding(max(torch.finfo(loss).eps, torch.finfo(exact).eps), coarse)
 
     def slack(self, f: Tensor, f_trial: Tensor) -> Tensor:

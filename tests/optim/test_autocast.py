@@ -18,18 +18,18 @@ BF16 = torch.bfloat16
 EPS = torch.finfo(BF16).eps
 
 
-def train(autocast, capturable=False, epochs=40):
+def train(autocast, capturable=False, epochs=40, dtype=torch.float32):
     torch.manual_seed(0)
     x, y = (torch.tensor(a) for a in load_digits(return_X_y=True))
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(dtype)
     optimizer = algorithm_1(model, L1(1e-5), momentum=0.9, autocast=autocast, capturable=capturable)
     sigmas, losses = [], []
     for _ in range(epochs):
         for batch in torch.randperm(len(x)).split(128):
 
             def closure(b=batch):
-                with torch.autocast("cpu", BF16):
-                    return nn.functional.cross_entropy(model(x[b].float() / 16), y[b])
+                with torch.autocast("cpu", BF16, enabled=dtype == torch.float32):
+                    return nn.functional.cross_entropy(model(x[b].to(dtype) / 16).float(), y[b])
 
             losses.append(float(optimizer.step(closure)))
         sigmas.append(optimizer.sigma)
@@ -44,6 +44,16 @@ def test_sigma_does_not_run_away_under_autocast(monkeypatch):
     runs_away, high = train(None)
     assert max(runs_away) > 1e3
     assert 0.1 < min(stays) < max(stays) < 100
+    assert low < high
+
+
+def test_sigma_does_not_run_away_with_bfloat16_parameters(monkeypatch):
+    """A float32 loss of bfloat16 layers is as coarse as under autocast, which nobody has to say."""
+    stays, low = train(None, dtype=BF16)
+    monkeypatch.setattr(Rounding, "of", lambda *_: Rounding(2.0**-23, 0.0))
+    runs_away, high = train(None, dtype=BF16)
+    assert max(runs_away) > 1e3
+    assert max(stays) < 100
     assert low < high
 
 

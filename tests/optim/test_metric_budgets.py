@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import NM, SR2, GroupL0, GroupL2, L0Ball, Nuclear, ProxGEN, Rank
+from sr2 import NM, SR2, GroupL0, GroupL2, L0Ball, Nuclear, ProxGEN, Rank, metrics
 from sr2.optim.parts.metrics import one_number
 from sr2.regularizers import Regularizer
 from sr2.rules import Tolerant
@@ -165,3 +165,10 @@ def test_a_budget_is_reached(R):
     assert len(set(zeros[20:])) == 1
     assert R.value(weights) == 0
     assert loss().detach() < first
+
+
+@pytest.mark.parametrize("metric", [metrics.Adam, metrics.RMSprop, metrics.AdaGrad])
+def test_a_metric_without_eps_is_an_error(metric):
+    """Of a weight that never had a gradient D would be 0, its step 0 / 0, and every step rejected."""
+    with pytest.raises(ValueError, match="eps"):
+        metric(eps=0.0)

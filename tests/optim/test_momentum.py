@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import L0, L1, SR2
+from sr2 import L0, L1, MCP, SCAD, SR2
+from sr2.rules import Tolerant
 from tests.tools import algorithm_1
 
 
@@ -144,3 +145,22 @@ def test_momentum_speeds_up_an_ill_conditioned_quadratic():
             optimizer.step(f)
         ends[momentum] = f().item()
     assert ends[0.9] < 0.02 * ends[0.0]
+
+
+@pytest.mark.parametrize(("share", "on_objective", "settles"), [(0.8, 0, False), (1.25, 0, True), (0.8, 1, True)])
+@pytest.mark.parametrize(("R", "c", "best"), [(MCP(1.0, 3.0), 2.0, 1.5), (SCAD(1.0, 4.0), 3.0, 2.5)], ids=repr)
+def test_under_an_r_that_bends_down_x_settles_where_sigma_is_large_enough(R, c, best, share, on_objective, settles):
+    """R bends down by kappa = 1/3: x <- prox(x - v / sigma) spirals out where sigma < kappa / (1 - beta), whatever the
+    curvature of f. rho does not see it, unless the step is tested on the objective as it is."""
+    x, beta = nn.Parameter(torch.tensor([best + 0.1], dtype=torch.float64)), 0.9
+
+    def f():
+        return (x - c).square().sum() / 2
+
+    options = {"metric": None, "momentum": beta, "weight_decay": 0.0, "rule": Tolerant()}
+    optimizer = SR2([x], R, sigma=share / (3 * (1 - beta)), **options)
+    furthest = 0.0
+    for t in range(3000):
+        optimizer.step(f, objective=f if on_objective else None)
+        furthest = max(furthest, abs(x.item() - best)) if t >= 2900 else 0.0
+    assert furthest < 1e-6 if settles else furthest > 0.1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import L0, L1, SR2, Lp
+from sr2 import L0, L1, MCP, SCAD, SR2, ElasticNet, GroupL2, Lp, Nuclear
 
 
 def data(n=80, d=20, seed=0):
@@ -124,3 +124,25 @@ def test_nonconvex_ends_at_a_proximal_fixed_point(R, options):
     assert gb.abs() <= 1e-6
     assert 0 < (w == 0).sum() < w.numel()
     assert optimizer.counts["accepted"] > 10
+
+
+@pytest.mark.parametrize(
+    "R", [L1(0.1), ElasticNet(0.1, 1e-9), GroupL2(0.1), Lp(0.1, 0.5), MCP(0.1, 1e9), SCAD(1.0, 1e7), Nuclear(0.1)]
+)
+def test_sigma_stays_where_r_is_a_thousand_times_f(R):
+    """f is known to its last digit here, and R's decrease must be too: what it lacks is taken for a rise of F."""
+    generator = torch.Generator().manual_seed(0)
+    centre, curvature, start = (torch.randn(6, 5, generator=generator, dtype=torch.float64) for _ in range(3))
+    x = nn.Parameter(1e3 * centre + start)
+    curvature = 0.1 + curvature.abs().clamp_max(1.0)
+
+    def closure():
+        return ((x - 1e3 * centre).square() * curvature).sum() / 2
+
+    optimizer = SR2([x], R, **SR2.paper_defaults())
+    sigmas = []
+    for _ in range(600):
+        optimizer.step(closure)
+        sigmas.append(optimizer.sigma)
+    assert max(sigmas) < 20
+    assert R.value(x.detach()) > 100 * closure()

@@ -105,6 +105,12 @@ def test_parameters_that_the_loss_does_not_see():
     assert estimate_sigma0(lambda: loss() + linear.sum(), None, [*xs, linear]) == pytest.approx(10.0, rel=0.05)
 
 
+def test_parameters_without_entries():
+    none, x = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.ones(2))
+    assert estimate_sigma0(lambda: none.square().sum(), None, [none]) == 1.0  # there is no curvature
+    assert estimate_sigma0(lambda: none.square().sum() + 2 * x.square().sum(), None, [none, x]) == pytest.approx(4.0)
+
+
 def test_parts_of_a_batch_are_averaged():
     model = network(norm=False)
     whole = estimate_sigma0(lambda: F.cross_entropy(model(X.double()), Y), None, list(model.parameters()))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sr2.regularizers import L1, NM, ElasticNet, GroupL2, Lp, Regularizer, Ridge
+from sr2.regularizers import L1, MCP, NM, SCAD, ElasticNet, GroupL2, Lp, Nuclear, Regularizer, Ridge
 from tests.registry import REGULARIZERS, RegularizerCase
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
@@ -78,6 +78,12 @@ def test_decrease_keeps_its_digits_where_the_difference_of_sums_loses_them() -> 
     assert float(Lp(1.0, 0.5).decrease(x, z)) == pytest.approx(exact * slope, rel=1e-12)
 
 
+def _scad(u: Decimal) -> Decimal:
+    """SCAD(0.5, 4.0) of u >= 0."""
+    lam, a, u = Decimal("0.5"), 4, min(u, Decimal(2))
+    return lam * u if u <= lam else (2 * a * lam * u - u * u - lam * lam) / (2 * (a - 1))
+
+
 @pytest.mark.parametrize(
     ("R", "value"),
     [
@@ -88,6 +94,9 @@ def test_decrease_keeps_its_digits_where_the_difference_of_sums_loses_them() -> 
         (GroupL2(0.5, "columns"), lambda x: sum(v * v for v in x).sqrt() / 2),
         (GroupL2(0.5, lambda x: torch.zeros(x.shape, dtype=torch.int64)), lambda x: sum(v * v for v in x).sqrt() / 2),
         (Lp(0.5, 0.5), lambda x: sum(abs(v).sqrt() for v in x) / 2),
+        # Both are constant from 2 on.
+        (MCP(0.5, 4.0), lambda x: sum(u / 2 - u * u / 8 for u in (min(abs(v), Decimal(2)) for v in x))),
+        (SCAD(0.5, 4.0), lambda x: sum(_scad(abs(v)) for v in x)),
     ],
     ids=lambda of: repr(of) if isinstance(of, Regularizer) else "",
 )
@@ -103,6 +112,24 @@ def test_decrease_has_its_digits_where_s_is_short(R: Regularizer, value: Callabl
     zero = torch.zeros_like(x)
     assert float(R.decrease(x, zero)) == -float(R.decrease(zero, x)) == pytest.approx(float(R.value(x)), rel=1e-14)
     assert R.decrease(zero, zero) == 0
+
+
+def test_the_decrease_of_singular_values_is_known_to_the_square_of_a_short_step() -> None:
+    """Their difference is known to eps of the largest, and what a step promises is of the order of |s|^2."""
+    getcontext().prec = 60
+    x = torch.tensor([[3.0, -1.25, 0.7, 1e-3]], dtype=torch.float64).T * 1e6  # its singular value is its norm
+    for length in (1.0, 1e-3, 1e-6, 1e-9):
+        z = x - length * torch.tensor([[0.3, -0.4, 0.7, 1.0]], dtype=torch.float64).T
+        norms = [sum(Decimal(v) ** 2 for v in point.flatten().tolist()).sqrt() for point in (x, z)]
+        error = abs(Decimal(float(Nuclear(1.0).decrease(x, z))) - (norms[0] - norms[1]))
+        ss, rounding = float((x - z).square().sum()), 4 * torch.finfo(torch.float64).eps
+        assert float(error) <= ss / float(norms[0]) + rounding * ss**0.5
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((5, 3), (3, 5), (4, 4)):  # and where singular values vanish
+        x, z = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        x[:, 1], z[1] = x[:, 0], 0.0
+        torch.testing.assert_close(Nuclear(0.5).decrease(x, z), Nuclear(0.5).value(x) - Nuclear(0.5).value(z))
+        torch.testing.assert_close(Nuclear(0.5).decrease(x, 0 * x), Nuclear(0.5).value(x))
 
 
 def test_a_subclass_with_terms_of_its_own_has_their_decrease() -> None:

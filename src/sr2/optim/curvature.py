@@ -108,9 +108,9 @@ def _largest_eigenvalue(loss: Tensor, parameters: Sequence[Tensor], mean: Callab
     if _once_only([loss]):
         raise RuntimeError("a reentrant checkpoint cannot be differentiated twice")
     gradient = torch.autograd.grad(loss, list(parameters), create_graph=True, materialize_grads=True)
-    touched = [(g, p) for g, p in zip(gradient, parameters, strict=True) if g.requires_grad]
+    touched = [(g, p) for g, p in zip(gradient, parameters, strict=True) if g.requires_grad and p.numel()]
     if not touched:
-        return 0.0  # linear in every parameter
+        return 0.0  # linear in every parameter, or none has an entry
     gs, ps = [g for g, _ in touched], [p for _, p in touched]
     if _once_only(gs):
         raise RuntimeError("an operation marked once_differentiable cannot be differentiated twice")

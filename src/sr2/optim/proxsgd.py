@@ -23,7 +23,8 @@ class ProxSGD(ProximalOptimizer):
     v_t = (1 - rho_t) v_{t-1} + rho_t g_t,   eps_t = lr / (t + 4)^lr_decay,   rho_t = rho / (t + 4)^rho_decay,
 
     with v_0 = 0, t = 1, 2, ..., and tau_t the metric: "adam" gives sqrt(r_t / (1 - beta^t)) + 1e-8. The convex
-    combination never reaches an exact zero unless eps_t = 1: prune what is small.
+    combination never reaches an exact zero unless eps_t = 1: prune what is small. Nor does it enter a `Box` from
+    outside, which it only approaches: start within it.
 
     >>> from torch import nn
     >>> from sr2 import ProxSGD, L1

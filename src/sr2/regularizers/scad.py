@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..checks import check_number
+from ..numerics import total
 from .base import Regularizer, Step, as_tensor
 
 
@@ -43,6 +45,16 @@ class SCAD(Regularizer):
         lam, a, size = self.lam, self.a, x.double().abs()
         over = (size - lam).clamp(0.0, (a - 1) * lam)
         return lam * size.clamp_max(lam) + over * (lam - over / (2 * (a - 1)))
+
+    def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
+        return total([self._fall(x.double().abs(), z.double().abs()) for x, z in zip(xs, zs, strict=True)])
+
+    def _fall(self, u: Tensor, w: Tensor) -> Tensor:
+        """r(u) - r(w). As in `ElasticNet`, u - w is exact where they are near; the difference of the terms is not."""
+        lam, a = self.lam, self.a
+        bent, bent_w = u.clamp(lam, a * lam), w.clamp(lam, a * lam)
+        slope = (2 * a * lam - (bent + bent_w)) / (2 * (a - 1))  # of r, on the average of the two
+        return lam * (u.clamp_max(lam) - w.clamp_max(lam)) + (bent - bent_w) * slope
 
     def prox_tensor(self, x: Tensor, step: Step) -> Tensor:
         lam, a, s = self.lam, self.a, as_tensor(step, x)

@@ -74,7 +74,7 @@ class Adam(Metric):
 
     def __post_init__(self) -> None:
         check_number(self, "beta", self.beta, 0, 1)
-        check_number(self, "eps", self.eps, 0)
+        check_number(self, "eps", self.eps, 0, open_low=True)  # 0 over a gradient of 0 would be no number
 
     @property
     def adam(self) -> tuple[float, float] | None:
@@ -100,7 +100,7 @@ class RMSprop(Metric):
 
     def __post_init__(self) -> None:
         check_number(self, "beta", self.beta, 0, 1)
-        check_number(self, "eps", self.eps, 0)
+        check_number(self, "eps", self.eps, 0, open_low=True)  # 0 over a gradient of 0 would be no number
 
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
@@ -117,7 +117,7 @@ class AdaGrad(Metric):
     entrywise = True
 
     def __post_init__(self) -> None:
-        check_number(self, "eps", self.eps, 0)
+        check_number(self, "eps", self.eps, 0, open_low=True)  # 0 over a gradient of 0 would be no number
 
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
