@@ -151,9 +151,9 @@ def _left_behind(layer: Layer, gone: Tensor, weight: Tensor) -> Tensor:
     """W c of the inputs that go and are a number c; groups go whole, with their outputs."""
     if layer.grouped:
         return torch.zeros(0)
-    c = torch.where(gone, layer.constants, 0.0).nan_to_num()
     weight = weight.detach()
-    return (weight.flatten(2).sum(2) if weight.ndim > 2 else weight) @ c
+    weight = weight.flatten(2).sum(2) if weight.ndim > 2 else weight
+    return weight[:, gone] @ layer.constants[gone].nan_to_num()  # of those alone: 0 times an infinite weight is NaN
 
 
 def _fix_sizes(graph: fx.Graph, rules: Rules) -> None:

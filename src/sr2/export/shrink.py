@@ -118,16 +118,27 @@ def _verify(exact: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...]) -> f
                 ) from error
             before = [item for item in leaves(exact(*tried)) if isinstance(item, Tensor)]
         for a, b in zip(before, after, strict=True):
-            same = a.shape == b.shape
-            scale = max(1e-300, a.abs().max().item()) if a.numel() else 1.0
-            off = (a - b).abs().max().item() / scale if same and a.numel() else 0.0 if same else torch.inf
-            worst = max(worst, torch.inf if off != off else off)
+            if a.isnan().any():
+                raise ValueError(
+                    f"outputs of {type(exact).__name__} are NaN, and cannot be compared: nothing is changed; look for "
+                    "what is not finite in its weights"
+                )
+            worst = max(worst, _difference(a, b))
     if not worst <= 1e-9:
         raise ValueError(
             f"the shrunk {type(small).__name__} differs by {worst:.1e} from the whole one: nothing is changed; "
             "a layer's forward may do something else than its type says"
         )
     return worst
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    """The largest one, relative to the largest finite entry of a; infinities, as of a mask, must be the same."""
+    if a.shape != b.shape:
+        return torch.inf
+    scale = a[a.isfinite()].abs().max().item() if a.isfinite().any() else 0.0
+    off = torch.where(a == b, 0.0, a - b).abs().max().item() if a.numel() else 0.0
+    return torch.inf if off != off else off / max(1e-300, scale)
 
 
 def _like(item: Tensor, generator: torch.Generator) -> Tensor:

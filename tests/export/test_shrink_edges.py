@@ -1,0 +1,48 @@
+"""Networks as people bring them to `shrink`: not finite, masked, with optional arguments, shrunk before."""
+
+import pytest
+import torch
+from torch import nn
+
+from sr2.export import shrink
+
+
+def network(dead: int = 3) -> nn.Sequential:
+    """Three of its hidden units see nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].weight[:dead] = 0
+    return model
+
+
+def assert_same(a, b, *inputs):
+    with torch.no_grad():
+        torch.testing.assert_close(a(*inputs), b(*inputs))
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_one_sentence(number):
+    """0 times such a weight is NaN, which was taken for a bias to be added, again and again without end."""
+    model = network()
+    with torch.no_grad():
+        model[0].weight[0] = number
+    with pytest.raises(ValueError, match="outputs of Sequential are NaN"):
+        shrink(model, torch.zeros(1, 4), verbose=False)
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+    def forward(self, x):
+        return self.inner(x).masked_fill(self.mask, -torch.inf)
+
+
+def test_outputs_may_be_infinite_where_the_network_says_so():
+    model = Masked()
+    small = shrink(model, torch.zeros(1, 4), verbose=False)
+    assert small.inner[0].out_features == 5
+    assert_same(model, small, torch.randn(3, 4))
