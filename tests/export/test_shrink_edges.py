@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sr2.export import shrink
+from sr2.export import load, save, shrink
 
 
 def network(dead: int = 3) -> nn.Sequential:
@@ -46,3 +46,14 @@ def test_outputs_may_be_infinite_where_the_network_says_so():
     small = shrink(model, torch.zeros(1, 4), verbose=False)
     assert small.inner[0].out_features == 5
     assert_same(model, small, torch.randn(3, 4))
+
+
+def test_a_network_that_was_shrunk_before_is_saved_with_both_cuts(tmp_path):
+    """As one that is shrunk, trained on and shrunk again: the file is loaded into the network of full size."""
+    small = shrink(network(3), torch.zeros(1, 4), verbose=False)
+    with torch.no_grad():
+        small[2].weight[:, -1] = 0
+    smaller = shrink(small, torch.zeros(1, 4), verbose=False)
+    assert smaller[0].out_features == 4
+    save(smaller, tmp_path / "net.safetensors")
+    assert_same(load(tmp_path / "net.safetensors", network()), smaller, torch.randn(3, 4))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .channels import Plan, apply, plan
+from .index_map import IndexMap
 from .measure import Example, inputs_of, macs, milliseconds, parameters, table
 from .rebuild import set_tensor
 from .trace import leaves
@@ -83,7 +84,9 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
     found = _cut(small, tuple(item.cpu().double() if item.is_floating_point() else item.cpu() for item in inputs))
     error = _verify(exact, small, inputs)
     _cast_like(small, model)
-    small.index_map = found.index  # type: ignore[assignment]
+    before = getattr(model, "index_map", None)  # of a network that was shrunk, trained on and shrunk again
+    index = before.then(found.index) if isinstance(before, IndexMap) else found.index
+    small.index_map = index  # type: ignore[assignment]
     small.shrunk = _report(model, small, inputs, found, error)  # type: ignore[assignment]
     if verbose:
         print(small.shrunk)
