@@ -57,3 +57,25 @@ def test_a_network_that_was_shrunk_before_is_saved_with_both_cuts(tmp_path):
     assert smaller[0].out_features == 4
     save(smaller, tmp_path / "net.safetensors")
     assert_same(load(tmp_path / "net.safetensors", network()), smaller, torch.randn(3, 4))
+
+
+class Optional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x, scale=None, causal: bool = False, *, power: float = 1.0):
+        h = self.inner[0](x)
+        if scale is not None:
+            h = h * scale
+        if causal:
+            h = h.cumsum(-1)
+        return self.inner[2](self.inner[1](h)) * power
+
+
+@pytest.mark.parametrize("scale", [(), (torch.ones(1),)])
+def test_arguments_that_the_example_leaves_out_have_their_defaults(scale):
+    model = Optional()
+    small = shrink(model, (torch.zeros(1, 4), *scale), verbose=False)
+    assert small.inner[0].out_features == 5 or scale  # a channel times what is not known is no constant
+    assert_same(model, small, torch.randn(3, 4), *scale)
