@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from sr2.export import load, save, shrink
+from sr2 import channel_groups
+from sr2.export import load, save, shrink, sparse_layers
 
 
 def network(dead: int = 3) -> nn.Sequential:
@@ -79,3 +80,27 @@ def test_arguments_that_the_example_leaves_out_have_their_defaults(scale):
     small = shrink(model, (torch.zeros(1, 4), *scale), verbose=False)
     assert small.inner[0].out_features == 5 or scale  # a channel times what is not known is no constant
     assert_same(model, small, torch.randn(3, 4), *scale)
+
+
+def test_another_default_device_is_no_hindrance(tmp_path):
+    """As of `torch.set_default_device("cuda")`; "meta" is one that has no numbers at all."""
+    example, model, fresh = torch.zeros(1, 4), network(), network()
+    with torch.device("meta"):
+        groups = channel_groups(model, example, density=0.5)
+        small = shrink(model, example, verbose=False)
+        save(small, tmp_path / "net.safetensors")
+        save({"w": torch.eye(64, device="cpu")}, tmp_path / "eye.safetensors")
+        loaded, eye = load(tmp_path / "net.safetensors", fresh), load(tmp_path / "eye.safetensors")["w"]
+    assert len(groups) == 2
+    assert small[0].out_features == 5
+    assert_same(model, loaded, torch.randn(3, 4))
+    assert torch.equal(eye, torch.eye(64))
+
+
+def test_sparse_layers_beside_another_default_device():
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 2))
+    model[0].weight.data[torch.rand(1024, 1024) > 0.005] = 0
+    x = torch.randn(1, 1024)
+    with torch.device("meta"):
+        fast = sparse_layers(model, x, verbose=False, break_even=True)
+    torch.testing.assert_close(fast(x), model(x))

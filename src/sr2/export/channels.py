@@ -76,7 +76,11 @@ def numbered(model: nn.Module, example: Example) -> tuple[dict[str, tuple[int, .
         return {}, ()
     inputs = (item.cpu() for item in inputs_of(example))
     exact = tuple(item.double() if item.is_floating_point() else item for item in inputs)
-    rules = followed(copy.deepcopy(model).eval().cpu().double(), exact)
+    with torch.device("cpu"):  # whatever torch.set_default_device says
+        return _numbered(model, followed(copy.deepcopy(model).eval().cpu().double(), exact))
+
+
+def _numbered(model: nn.Module, rules: Rules) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
     parameters = dict(model.named_parameters())
     cuts = [cut for cut in rules.cuts if cut.tensor in parameters]
     for cut in cuts:

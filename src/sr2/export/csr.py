@@ -142,8 +142,8 @@ def _break_even(layer: Any, x: Tensor) -> float:
     shares, times, dense = (0.02, 0.2), [], []
     for share in shares:
         like = copy.deepcopy(layer)
-        generator = torch.Generator().manual_seed(0)
-        like.weight.data.mul_(torch.rand(like.weight.shape, generator=generator) < share)
+        generator = torch.Generator("cpu").manual_seed(0)
+        like.weight.data.mul_(torch.rand(like.weight.shape, generator=generator, device="cpu") < share)
         slow, fast = _times(layer, x, _sparse(like))
         times.append(fast)
         dense.append(slow)
@@ -171,7 +171,8 @@ def _csr(matrix: Tensor) -> Tensor:
         warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
         found = matrix.to_sparse_csr()
         rows, columns = found.crow_indices().int(), found.col_indices().int()  # half the indices to read
-        return torch.sparse_csr_tensor(rows, columns, found.values(), found.shape, check_invariants=False)
+        given = {"device": matrix.device, "check_invariants": False}  # whatever torch.set_default_device says
+        return torch.sparse_csr_tensor(rows, columns, found.values(), found.shape, **given)
 
 
 class SparseLinear(nn.Module):

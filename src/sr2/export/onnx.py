@@ -133,12 +133,13 @@ def _compare(runtime: Any, data: bytes, model: nn.Module, inputs: tuple[Tensor, 
     with _told(model):
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     names = [item.name for item in session.get_inputs()]
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     worst = 0.0
     for times in (1, 3):
         tried = [torch.cat([item] * times) for item in inputs]
         tried = [
-            torch.randn(t.shape, generator=generator, dtype=t.dtype) if t.is_floating_point() else t for t in tried
+            torch.randn(t.shape, generator=generator, dtype=t.dtype, device="cpu") if t.is_floating_point() else t
+            for t in tried
         ]
         with _told(model):
             found = session.run(None, {name: item.numpy() for name, item in zip(names, tried, strict=True)})

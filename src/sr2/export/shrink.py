@@ -81,8 +81,9 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
     inputs = inputs_of(example)
     exact = copy.deepcopy(model).eval().cpu().double()
     small = copy.deepcopy(exact)
-    found = _cut(small, tuple(item.cpu().double() if item.is_floating_point() else item.cpu() for item in inputs))
-    error = _verify(exact, small, inputs)
+    with torch.device("cpu"):  # whatever torch.set_default_device says
+        found = _cut(small, tuple(item.cpu().double() if item.is_floating_point() else item.cpu() for item in inputs))
+        error = _verify(exact, small, inputs)
     _cast_like(small, model)
     before = getattr(model, "index_map", None)  # of a network that was shrunk, trained on and shrunk again
     index = before.then(found.index) if isinstance(before, IndexMap) else found.index
