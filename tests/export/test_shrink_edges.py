@@ -104,3 +104,13 @@ def test_sparse_layers_beside_another_default_device():
     with torch.device("meta"):
         fast = sparse_layers(model, x, verbose=False, break_even=True)
     torch.testing.assert_close(fast(x), model(x))
+
+
+def test_a_compiled_network_is_the_one_inside():
+    """As a training loop has it: torch.fx does not follow torch.compile's wrapper."""
+    compiled = torch.compile(network(), backend="eager")
+    small = shrink(compiled, torch.zeros(1, 4), verbose=False)
+    assert type(small) is nn.Sequential
+    assert small[0].out_features == 5
+    groups = channel_groups(compiled, torch.zeros(1, 4), density=0.5)
+    assert [name for name, _ in groups[0]["params"]] == ["0.weight", "0.bias"]

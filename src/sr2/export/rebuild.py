@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def plain(model: Model) -> Model:
+    """The network itself, where torch.compile has wrapped it: its own class, and the names that it has."""
+    inner: Any = getattr(model, "_orig_mod", model)
+    return inner  # type: ignore[no-any-return]
 
 
 def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from .channels import Plan, apply, plan
 from .index_map import IndexMap
 from .measure import Example, inputs_of, macs, milliseconds, parameters, table
-from .rebuild import set_tensor
-from .trace import leaves
+from .rebuild import plain, set_tensor
+from .trace import UnknownOperationError, leaves
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -71,14 +71,15 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
     True
 
     Args:
-        model: a network that torch.fx can follow; it is not changed.
+        model: a network that torch.fx can follow; it is not changed. Of one that torch.compile has wrapped it is the
+            network inside.
         example: one input, or a tuple of them; only shapes, and of integers the values, matter.
         verbose: print the table.
 
     Raises:
         UnknownOperationError: a ValueError that names an operation whose channels shrink does not know.
     """
-    inputs = inputs_of(example)
+    model, inputs = plain(model), inputs_of(example)
     exact = copy.deepcopy(model).eval().cpu().double()
     small = copy.deepcopy(exact)
     with torch.device("cpu"):  # whatever torch.set_default_device says
@@ -117,7 +118,7 @@ def _verify(exact: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...]) -> f
                 after = [item for item in leaves(small(*tried)) if isinstance(item, Tensor)]
             except Exception as error:  # whatever its forward does with other sizes
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise ValueError(
+                raise UnknownOperationError(
                     f"the shrunk {type(small).__name__} does not run ({reason}): nothing is changed"
                 ) from error
             before = [item for item in leaves(exact(*tried)) if isinstance(item, Tensor)]
@@ -129,7 +130,7 @@ def _verify(exact: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...]) -> f
                 )
             worst = max(worst, _difference(a, b))
     if not worst <= 1e-9:
-        raise ValueError(
+        raise UnknownOperationError(
             f"the shrunk {type(small).__name__} differs by {worst:.1e} from the whole one: nothing is changed; "
             "a layer's forward may do something else than its type says"
         )
