@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-
 Model = TypeVar("Model", bound=nn.Module)
 
 

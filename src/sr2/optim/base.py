@@ -110,14 +110,12 @@ class ProximalOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         self._bound = None
         self.__dict__.pop("_processes", None)
+        try:
+            _check_dtypes(self.param_groups[-1]["params"])
+        except ValueError:
+            del self.param_groups[-1]
+            raise
         for p in self.param_groups[-1]["params"]:
-            if p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
-                del self.param_groups[-1]
-                raise ValueError(
-                    f"parameters must be float32, float64 or bfloat16, and one is {p.dtype}: "
-                    "keep float32 parameters and compute in lower precision with torch.autocast, "
-                    "or view a complex one as real (torch.view_as_real)"
-                )
             self.state[p] = {}  # torch.distributed.checkpoint would step an optimizer that has no state
 
     def _named(self, param_group: dict[str, Any]) -> dict[str, Any]:
@@ -162,6 +160,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         self.__dict__.pop("_processes", None)  # a trainer may have exchanged the tensors since they were given
         check_not_flat(type(self).__name__, self._module, self._all_parameters())
         check_parts(self, self._processes)
+        _check_dtypes(self._all_parameters())  # one may have been unfrozen
         for group in self.param_groups:
             check_regularizer(group["regularizer"])  # a user may have written another one there
             self._check_fits(group["regularizer"])
@@ -306,6 +305,17 @@ class ProximalOptimizer(torch.optim.Optimizer):
             words = f"{len(group['params'])} tensors, {count:,} parameters, {what}{self._options_of(group)}"
             lines.append(f"  group {number}: {words}")
         return "\n".join(lines) + "\n)"
+
+
+def _check_dtypes(params: Iterable[Tensor]) -> None:
+    """What is frozen may be anything, as the half or quantized base of an adapter."""
+    for p in params:
+        if p.requires_grad and p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            raise ValueError(
+                f"parameters must be float32, float64 or bfloat16, and one is {p.dtype}: "
+                "keep float32 parameters and compute in lower precision with torch.autocast, "
+                "or view a complex one as real (torch.view_as_real)"
+            )
 
 
 def _with_weights(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
