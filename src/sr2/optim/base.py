@@ -229,6 +229,32 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""
+        read: list[dict[str, Any]] = []
+        mine = [group["regularizer"] for group in self.param_groups]
+
+        def checked(_: object, given: dict[str, Any]) -> dict[str, Any]:
+            read.append(self._checked(given))
+            return read[0]
+
+        # Behind the hooks of a user, as torch describes them for parameters in another order: they give another state.
+        last = self.register_load_state_dict_pre_hook(checked)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            last.remove()
+        for name, remembered in self._remembered().items():
+            line = self.param_groups[0].pop(name, None)
+            among: Any = self.state  # where the first releases had it, and torch keeps what is no parameter's as it is
+            remembered.load_state_dict(from_line(among.pop(name) if line is None else line))
+        for group, regularizer in zip(self.param_groups, mine, strict=True):
+            group["regularizer"] = regularizer
+        self._keep_wide(read[0])
+        for p in self._all_parameters():
+            self.state[p] = loaded_entry(p, self.state[p])
+        self._place()
+
+    def _checked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The state as torch is to load it; what is none of this class is an error."""
         if "param_groups" not in state_dict or "state" not in state_dict:
             raise ValueError(
                 f"this is not the state of an optimizer, since its keys are {some(list(state_dict))}: load what "
@@ -237,22 +263,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
         later = {name: 0.0 for name in ("weight_decay",) if name in self.defaults}  # SR2 did not always have it
         groups = [{**later, **g} for g in state_dict["param_groups"]]
         self._check_state(groups, state_dict["state"])
-        mine = [group["regularizer"] for group in self.param_groups]
-        for number, (saved, regularizer) in enumerate(zip(groups, mine, strict=False)):
-            if saved.get("regularizer") != repr(regularizer):
+        for number, (saved, group) in enumerate(zip(groups, self.param_groups, strict=False)):
+            if saved.get("regularizer") != repr(regularizer := group["regularizer"]):
                 tell(f"group {number} was saved under {saved.get('regularizer')} and goes on under {regularizer!r}")
             saved["regularizer"] = None  # torch would deep-copy it
-        super().load_state_dict({**state_dict, "param_groups": groups})
-        for name, remembered in self._remembered().items():
-            line = self.param_groups[0].pop(name, None)
-            among: Any = self.state  # where the first releases had it, and torch keeps what is no parameter's as it is
-            remembered.load_state_dict(from_line(among.pop(name) if line is None else line))
-        for group, regularizer in zip(self.param_groups, mine, strict=True):
-            group["regularizer"] = regularizer
-        self._keep_wide(state_dict)
-        for p in self._all_parameters():
-            self.state[p] = loaded_entry(p, self.state[p])
-        self._place()
+        return {**state_dict, "param_groups": groups}
 
     def _keep_wide(self, state_dict: dict[str, Any]) -> None:
         """torch casts a state to the dtype of its parameter: what is float32 beside a bfloat16 one is taken again."""
