@@ -114,3 +114,41 @@ def test_a_compiled_network_is_the_one_inside():
     assert small[0].out_features == 5
     groups = channel_groups(compiled, torch.zeros(1, 4), density=0.5)
     assert [name for name, _ in groups[0]["params"]] == ["0.weight", "0.bias"]
+
+
+def encoder(norm: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.TransformerEncoder(layer, 2, nn.LayerNorm(8) if norm else None), nn.Linear(8, 2)
+    )
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_hidden_units_of_torchs_own_encoder(norm, tmp_path):
+    model = encoder(norm).eval()
+    with torch.no_grad():
+        model[1].layers[0].linear1.weight[:5] = 0
+        model[1].layers[1].linear2.weight[:, :3] = 0
+    small = shrink(model, torch.zeros(1, 5, 4), verbose=False)
+    assert [layer.linear1.out_features for layer in small[1].layers] == [11, 13]
+    assert_same(model, small, torch.randn(3, 5, 4))
+    save(small, tmp_path / "net.safetensors")
+    assert_same(load(tmp_path / "net.safetensors", encoder(norm).eval()), small, torch.randn(3, 5, 4))
+
+
+def instances() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3))
+
+
+def test_a_norm_without_tensors_knows_its_channels(tmp_path):
+    """Torch warned at every forward of the shrunk network; warnings are errors here."""
+    model, x = instances(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        model[0].weight[:3] = 0
+    small = shrink(model, torch.zeros(1, 3, 8, 8), verbose=False)
+    assert small[1].num_features == small[0].out_channels == 5
+    assert_same(model, small, x)
+    save(small, tmp_path / "net.safetensors")
+    assert_same(load(tmp_path / "net.safetensors", instances()), small, x)
