@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from sr2 import channel_groups
 from sr2.export import load, save, shrink, sparse_layers
@@ -152,3 +153,21 @@ def test_a_norm_without_tensors_knows_its_channels(tmp_path):
     assert_same(model, small, x)
     save(small, tmp_path / "net.safetensors")
     assert_same(load(tmp_path / "net.safetensors", instances()), small, x)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, x: shrink(model, x, verbose=False),
+        lambda model, x: sparse_layers(model, x, verbose=False),
+        lambda model, x: channel_groups(model, x, density=0.5),
+    ],
+    ids=["shrink", "sparse_layers", "channel_groups"],
+)
+def test_weights_that_torch_prunes_are_one_sentence(use):
+    model, x = network(), torch.zeros(1, 4)
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    with pytest.raises(ValueError, match=r"prune\.remove\(layer, 'weight'\)"):
+        use(model, x)
+    prune.remove(model[0], "weight")
+    use(model, x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, fx, nn
 from .index_map import IndexMap
 from .measure import Example, inputs_of
 from .operations import LAYERS
-from .rebuild import refresh, set_tensor
+from .rebuild import copied, refresh, set_tensor
 from .rules import Layer, Rules
 from .trace import Dimension, UnknownOperationError, calls, leaves, run, trace
 from .values import FIXED, Value
@@ -77,7 +76,7 @@ def numbered(model: nn.Module, example: Example) -> tuple[dict[str, tuple[int, .
     inputs = (item.cpu() for item in inputs_of(example))
     exact = tuple(item.double() if item.is_floating_point() else item for item in inputs)
     with torch.device("cpu"):  # whatever torch.set_default_device says
-        return _numbered(model, followed(copy.deepcopy(model).eval().cpu().double(), exact))
+        return _numbered(model, followed(copied(model).cpu().double(), exact))
 
 
 def _numbered(model: nn.Module, rules: Rules) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .measure import Example, inputs_of, layer_inputs, milliseconds, table
-from .rebuild import set_module
+from .rebuild import copied, set_module
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -52,7 +52,7 @@ def sparse_layers(model: Model, example: Example, *, break_even: bool = False, v
     for name, tensor in model.named_parameters():
         if tensor.device.type != "cpu":
             raise ValueError(f"sparse_layers is for the CPU, and {name} is on {tensor.device}: use model.cpu()")
-    dense = copy.deepcopy(model).eval()
+    dense = copied(model)
     made = copy.deepcopy(dense)
     rows = measure_layers(dense, inputs, break_even=break_even)
     for row in rows:

@@ -20,7 +20,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from ..files import write_whole
 from .channels import is_layer
 from .measure import Example, inputs_of, layer_inputs, macs, parameters
-from .rebuild import plain
+from .rebuild import copied, plain
 from .shrink import shrink
 from .trace import UnknownOperationError, calls, leaves, trace
 
@@ -58,7 +58,7 @@ def to_onnx(model: nn.Module, example: Example, path: str | Path, *, verbose: bo
     """
     runtime = _runtime()
     inputs = tuple(item.cpu() for item in inputs_of(example))
-    whole = copy.deepcopy(plain(model)).eval().cpu()
+    whole = copied(plain(model)).cpu()
     try:
         small, shrunk = shrink(whole, inputs, verbose=verbose), True
     except UnknownOperationError:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .channels import Plan, apply, plan
 from .index_map import IndexMap
 from .measure import Example, inputs_of, macs, milliseconds, parameters, table
-from .rebuild import plain, set_tensor
+from .rebuild import copied, plain, set_tensor
 from .trace import UnknownOperationError, leaves
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -80,7 +80,7 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
         UnknownOperationError: a ValueError that names an operation whose channels shrink does not know.
     """
     model, inputs = plain(model), inputs_of(example)
-    exact = copy.deepcopy(model).eval().cpu().double()
+    exact = copied(model).cpu().double()
     small = copy.deepcopy(exact)
     with torch.device("cpu"):  # whatever torch.set_default_device says
         found = _cut(small, tuple(item.cpu().double() if item.is_floating_point() else item.cpu() for item in inputs))
