@@ -173,7 +173,7 @@ def _csr(matrix: Tensor) -> Tensor:
         warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
         found = matrix.to_sparse_csr()
         rows, columns = found.crow_indices().int(), found.col_indices().int()  # half the indices to read
-        given = {"device": matrix.device, "check_invariants": False}  # whatever torch.set_default_device says
+        given: Any = {"device": matrix.device, "check_invariants": False}  # whatever torch.set_default_device says
         return torch.sparse_csr_tensor(rows, columns, found.values(), found.shape, **given)
 
 

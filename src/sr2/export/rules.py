@@ -195,7 +195,7 @@ class Rules(Movements):
             tensor = getattr(module, key, None)
             if tensor is not None and (tensor.numel() > 1 or len(channels) == 1):
                 self.cuts.append(Cut(f"{name}.{key}", 0, channels))
-        if isinstance(module, _NormBase) and module.weight is None and module.running_mean is None:
+        if isinstance(module, _NormBase) and not [*module.parameters(), *module.buffers()]:
             self.sizes[f"{name}.num_features"] = channels  # which no tensor of it tells
         return Value(x.atoms, module(x.constants))
 
