@@ -162,3 +162,21 @@ def test_an_empty_parameter(shape, capturable):
     optimizer = SR2([x, empty], L1(0.01), sigma=5.0, capturable=capturable)
     optimizer.step(lambda: x.square().sum() + empty.sum())
     assert optimizer.last_step.accepted
+
+
+class Tagged(torch.Tensor):
+    """A subclass that changes nothing: torch hands its results on as the subclass, lists of them too."""
+
+
+@every
+def test_a_subclass_of_tensor(case):
+    def trained(kind):
+        torch.manual_seed(0)
+        x = nn.Parameter(torch.randn(4, 3).as_subclass(kind))
+        optimizer = case.make([x], L1(0.01))
+        for _ in range(3):
+            optimizer.step(lambda: (x - 1).square().sum())
+        return x
+
+    assert isinstance(trained(Tagged), Tagged)
+    assert trained(Tagged).tolist() == trained(torch.Tensor).tolist()
