@@ -17,7 +17,7 @@ from .moves.choose import choose
 from .parts.directions import Direction
 from .parts.metrics import Metric, as_metric
 from .processes import Processes, check_not_flat
-from .saving import WIDE, first_entry, fits, from_line, loaded_entry, saved_entry, to_line
+from .saving import SHAPED, WIDE, first_entry, fits, from_line, loaded_entry, saved_entry, to_line
 from .shards import bound, check_parts
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
@@ -279,7 +279,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def _check_state(self, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
         """Whether it is one of this class."""
-        lacking = [name for name in self._remembered() if name not in state and name not in groups[0]]
+        first = groups[0] if groups else {}
+        lacking = [name for name in self._remembered() if name not in state and name not in first]
         lacking += [name for group in groups for name in self.defaults if name not in group]
         if lacking:
             name = type(self).__name__
@@ -292,12 +293,12 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for p, entry in state["state"].items():
-            momentum = entry.get("momentum")
-            if momentum is not None and not fits(p, momentum):
-                raise ValueError(
-                    f"the momentum of a parameter of shape {tuple(p.shape)} has shape {tuple(momentum.shape)}: "
-                    "load the state of the same network"
-                )
+            for name in sorted(SHAPED & entry.keys()):
+                if not fits(p, value := entry[name]):
+                    raise ValueError(
+                        f"the {name} of a parameter of shape {tuple(p.shape)} has shape {tuple(value.shape)}: "
+                        "load the state of the same network"
+                    )
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds its own option, which these optimizers do not have
         self._forget()
