@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import keep_zeros, prune_, sparsity
+from sr2 import SR2, keep_zeros, prune_, sparsity
 
 
 def layer(values, dtype=torch.float32):
@@ -167,3 +167,21 @@ def test_zeros_stay_zero_under_any_optimizer(make):
     handle.remove()
     step()
     assert model[0].weight[zeros].any()
+
+
+@pytest.mark.parametrize("options", [{}, {"test_every": 2}], ids=str)
+def test_what_is_kept_is_zero_in_the_average_too(options):
+    """SR2 averages x as its step leaves it, before it is zero again; the average is what is saved."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(8, 4), torch.randn(32, 8), torch.randn(32, 4)
+    with torch.no_grad():
+        model.weight[:, :4] = 0
+        model.bias[0] = 0
+    optimizer = SR2(model, **options)
+    keep_zeros(model, optimizer)
+    for _ in range(6):
+        optimizer.step(lambda: nn.functional.mse_loss(model(x), y))
+    with optimizer.averaged():
+        assert not model.weight[:, :4].any()
+        assert not model.bias[0]
+        assert model.weight[:, 4:].all()

@@ -50,12 +50,13 @@ def channel_groups(
         rest: the regularizer of parameters that belong to no channel.
     """
     from .export.channels import numbered  # here, since `import sr2` does not import the tools for export
+    from .export.rebuild import plain
 
     check_regularizer(rest)
-    numbers, sizes = numbered(model, example)
+    numbers, sizes = numbered(network := plain(model), example)
     if not sizes:
         raise ValueError(f"{type(model).__name__} has no channel that could go: its layers end at inputs and outputs")
-    named = list(model.named_parameters())
+    named = list(network.named_parameters())
     channels = Channels(tuple(numbers[name] for name, _ in named if name in numbers), sizes)
     budget = L0Ball(density=density, groups=channels, floor=floor)
     groups: list[dict[str, Any]] = [

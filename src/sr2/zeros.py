@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .checks import check_number
-from .numerics import whole
+from .numerics import local, whole
 
 Tensors = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor]
 """A model, or its tensors: a state dict, named ones, or bare ones."""
@@ -102,7 +102,8 @@ def prune_(model: Tensors, alpha: float) -> Sparsity:
 def keep_zeros(model: Tensors, optimizer: torch.optim.Optimizer) -> RemovableHandle:
     """What is zero now stays zero under any torch optimizer: after each of its steps it is zero again.
 
-    For fine-tuning a pruned network. Momentum and weight decay go on as they are, and never bring an entry back.
+    For fine-tuning a pruned network. Momentum and weight decay go on as they are, and never bring an entry back, nor
+    into the average that SR2 keeps.
     `KeepZeros` does the same as a regularizer, where a step is judged with its zeros.
 
     Args:
@@ -128,6 +129,9 @@ def keep_zeros(model: Tensors, optimizer: torch.optim.Optimizer) -> RemovableHan
     def put_back(*_: object) -> None:
         for p, zero in masks:
             p.masked_fill_(zero.to(p.device), 0.0)
+            average = optimizer.state.get(p, {}).get("average")  # of SR2, which has taken in x as the step left it
+            if average is not None:
+                average.masked_fill_(local(zero).to(average.device), 0.0)
 
     return optimizer.register_step_post_hook(put_back)
 

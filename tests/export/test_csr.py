@@ -1,5 +1,7 @@
 """sparse_layers: the same function, against torch's dense layers and scipy.sparse, and never slower by choice."""
 
+import copy
+
 import pytest
 import scipy.signal
 import scipy.sparse
@@ -170,3 +172,31 @@ def test_saved_as_the_dense_network_that_it_is(tmp_path):
 def test_another_device_is_one_sentence():
     with pytest.raises(ValueError, match="sparse_layers is for the CPU, and weight is on meta"):
         sparse_layers(nn.Linear(3, 3, device="meta"), torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("layer", [SparseLinear(nn.Linear(4, 3)), SparseConv2d(nn.Conv2d(4, 3, 3))], ids=["l", "c"])
+def test_a_copy(layer):
+    """torch has no copy.deepcopy of a CSR tensor."""
+    model = nn.Sequential(layer)
+    made, x = copy.deepcopy(model), torch.randn(2, 4) if isinstance(layer, SparseLinear) else torch.randn(2, 4, 5, 5)
+    assert torch.equal(made(x), model(x))
+    assert made[0].weight.values().data_ptr() != layer.weight.values().data_ptr()
+
+
+def test_an_input_of_other_channels_is_an_error():
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        SparseConv2d(nn.Conv2d(4, 3, 3))(torch.randn(2, 5, 5, 5))
+
+
+def test_torchs_own_encoder_layer_keeps_its_weights(monkeypatch):
+    """In evaluation mode it hands them to one function, which takes no CSR."""
+    monkeypatch.setattr(csr, "milliseconds", lambda *_: [2.0, 1.0])
+    model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)).eval()
+    for p in model.parameters():
+        p.data[torch.rand_like(p) < 0.9] = 0
+    x = torch.randn(1, 4, 8)
+    fast = sparse_layers(model, x, verbose=False)
+    assert isinstance(fast[0], SparseLinear)
+    assert not isinstance(fast[1].linear1, SparseLinear)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))

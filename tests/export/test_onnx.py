@@ -135,3 +135,15 @@ def test_what_differs_from_torch_in_any_batch_is_not_written(batch):
     assert found == pytest.approx(5e-5, rel=1e-2)
     with pytest.raises(ValueError, match="onnxruntime and torch differ by"):
         _compare(Session(2e-4, batch), b"", nn.Identity(), (torch.zeros(2, 4),))
+
+
+class Single(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.float())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_shrink_cannot_run_in_float64_is_exported_whole(tmp_path, compiled):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Single(8, 2))
+    given = torch.compile(model, backend="eager") if compiled else model
+    assert not to_onnx(given, torch.zeros(1, 4), tmp_path / "net.onnx").shrunk

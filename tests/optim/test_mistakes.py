@@ -299,12 +299,26 @@ def test_a_regularizer_that_would_reach_no_group(case):
         case.make(groups, L1(0.1))
 
 
-def test_the_state_of_another_network():
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("momentum", {"momentum": 0.9, "metric": None, "average": False}),
+        ("square", {"momentum": 0.0, "metric": "adam", "average": False}),
+        ("average", {"momentum": 0.0, "metric": None, "average": True}),
+    ],
+)
+def test_the_state_of_another_network(name, options):
     a, b = nn.Linear(4, 3), nn.Linear(5, 3)
-    first, second = (SR2(m, L1(1e-3), momentum=0.9, sigma=5.0) for m in (a, b))
+    first, second = (SR2(m, L1(1e-3), sigma=5.0, **options) for m in (a, b))
     first.step(lambda: a(torch.ones(2, 4)).square().mean())
-    with pytest.raises(ValueError, match=r"parameter of shape \(3, 5\) has shape \(3, 4\)"):
+    with pytest.raises(ValueError, match=rf"the {name} of a parameter of shape \(3, 5\) has shape \(3, 4\)"):
         second.load_state_dict(first.state_dict())
+
+
+@every
+def test_a_state_without_groups(case):
+    with pytest.raises(ValueError, match=r"not the state of|number of parameter groups"):
+        case.make(network()).load_state_dict({"state": {}, "param_groups": []})
 
 
 def test_a_hook_that_matches_parameters_by_name_comes_first():

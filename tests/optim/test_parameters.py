@@ -120,6 +120,41 @@ def test_wrong_dtypes_are_an_error(case, dtype):
     assert len(optimizer.param_groups) == 1
 
 
+class Adapted(nn.Module):
+    """A frozen base that computes in its own dtype, with an index that is a parameter, and what is trained."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.base = nn.Linear(4, 4).to(dtype).requires_grad_(False)
+        self.order = nn.Parameter(torch.arange(4), requires_grad=False)
+        self.adapter = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.base(self.adapter(x).to(self.base.weight.dtype)).float()[:, self.order]
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_what_is_frozen_may_be_of_any_dtype(case, dtype):
+    """The base of an adapter is half or quantized, and the module is to be handed over with all that is frozen."""
+    torch.manual_seed(0)
+    model, x = Adapted(dtype), torch.randn(8, 4)
+    before = model.base.weight.clone(), model.adapter.weight.detach().clone()
+    optimizer = case.make(model, L1(1e-3))
+    for _ in range(3):
+        optimizer.step(lambda: model(x).square().mean())
+    assert torch.equal(model.base.weight, before[0])
+    assert not torch.equal(model.adapter.weight, before[1])
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step(lambda: model(x).square().mean())
+    if isinstance(optimizer, SR2):
+        assert optimizer._watch.autocast == dtype  # the loss is as coarse as under autocast
+    if dtype == torch.float16:
+        model.base.requires_grad_(True)
+        with pytest.raises(ValueError, match=r"torch.float16.*torch.autocast"):
+            optimizer.step(lambda: model(x).square().mean())
+
+
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (3, 0)])
 @pytest.mark.parametrize("capturable", [False, True])
 def test_an_empty_parameter(shape, capturable):
@@ -127,3 +162,21 @@ def test_an_empty_parameter(shape, capturable):
     optimizer = SR2([x, empty], L1(0.01), sigma=5.0, capturable=capturable)
     optimizer.step(lambda: x.square().sum() + empty.sum())
     assert optimizer.last_step.accepted
+
+
+class Tagged(torch.Tensor):
+    """A subclass that changes nothing: torch hands its results on as the subclass, lists of them too."""
+
+
+@every
+def test_a_subclass_of_tensor(case):
+    def trained(kind):
+        torch.manual_seed(0)
+        x = nn.Parameter(torch.randn(4, 3).as_subclass(kind))
+        optimizer = case.make([x], L1(0.01))
+        for _ in range(3):
+            optimizer.step(lambda: (x - 1).square().sum())
+        return x
+
+    assert isinstance(trained(Tagged), Tagged)
+    assert trained(Tagged).tolist() == trained(torch.Tensor).tolist()

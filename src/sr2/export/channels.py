@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, fx, nn
 from .index_map import IndexMap
 from .measure import Example, inputs_of
 from .operations import LAYERS
-from .rebuild import refresh, set_tensor
+from .rebuild import copied, refresh, set_tensor
 from .rules import Layer, Rules
 from .trace import Dimension, UnknownOperationError, calls, leaves, run, trace
 from .values import FIXED, Value
@@ -76,7 +75,11 @@ def numbered(model: nn.Module, example: Example) -> tuple[dict[str, tuple[int, .
         return {}, ()
     inputs = (item.cpu() for item in inputs_of(example))
     exact = tuple(item.double() if item.is_floating_point() else item for item in inputs)
-    rules = followed(copy.deepcopy(model).eval().cpu().double(), exact)
+    with torch.device("cpu"):  # whatever torch.set_default_device says
+        return _numbered(model, followed(copied(model).cpu().double(), exact))
+
+
+def _numbered(model: nn.Module, rules: Rules) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
     parameters = dict(model.named_parameters())
     cuts = [cut for cut in rules.cuts if cut.tensor in parameters]
     for cut in cuts:
@@ -151,9 +154,9 @@ def _left_behind(layer: Layer, gone: Tensor, weight: Tensor) -> Tensor:
     """W c of the inputs that go and are a number c; groups go whole, with their outputs."""
     if layer.grouped:
         return torch.zeros(0)
-    c = torch.where(gone, layer.constants, 0.0).nan_to_num()
     weight = weight.detach()
-    return (weight.flatten(2).sum(2) if weight.ndim > 2 else weight) @ c
+    weight = weight.flatten(2).sum(2) if weight.ndim > 2 else weight
+    return weight[:, gone] @ layer.constants[gone].nan_to_num()  # of those alone: 0 times an infinite weight is NaN
 
 
 def _fix_sizes(graph: fx.Graph, rules: Rules) -> None:

@@ -180,7 +180,7 @@ def _three(name: str, tensor: Tensor, mask: Tensor) -> Tensors:
     return {
         name + COMPRESSED: tensor.reshape(-1)[mask],
         name + suffix: torch.from_numpy(bits.copy()),
-        name + SHAPE: torch.tensor(tensor.shape, dtype=torch.int64),
+        name + SHAPE: torch.tensor(tensor.shape, dtype=torch.int64, device="cpu"),
     }
 
 
@@ -241,7 +241,7 @@ def _unpacked(name: str, stored: Tensors, max_bytes: int) -> Tensor:
     if values.ndim != 1 or nonzeros != len(values) or int(flags.sum()) != nonzeros:
         raise ValueError(f"{name} has {values.numel()} values for {nonzeros} bits")
     kind = _INTEGERS[values.element_size()]
-    flat = torch.zeros(count, dtype=kind)
+    flat = torch.zeros(count, dtype=kind, device="cpu")
     flat[torch.from_numpy(flags)] = values.view(kind)
     return flat.view(values.dtype).view(sizes)
 

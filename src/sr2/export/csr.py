@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .measure import Example, inputs_of, layer_inputs, milliseconds, table
-from .rebuild import set_module
+from .rebuild import copied, set_module
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -52,7 +52,7 @@ def sparse_layers(model: Model, example: Example, *, break_even: bool = False, v
     for name, tensor in model.named_parameters():
         if tensor.device.type != "cpu":
             raise ValueError(f"sparse_layers is for the CPU, and {name} is on {tensor.device}: use model.cpu()")
-    dense = copy.deepcopy(model).eval()
+    dense = copied(model)
     made = copy.deepcopy(dense)
     rows = measure_layers(dense, inputs, break_even=break_even)
     for row in rows:
@@ -118,7 +118,9 @@ def measure_layers(model: nn.Module, example: Example, *, break_even: bool = Fal
         example: the network's inputs.
         break_even: also time each layer with other shares of zeros, to say from which one CSR is faster.
     """
-    named = {name: m for name, m in model.named_modules() if _can_be_sparse(m)}
+    # Torch's own encoder layer hands their weights to one function, which takes none of them as CSR.
+    inside = {id(child) for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer) for child in m.children()}
+    named = {name: m for name, m in model.named_modules() if _can_be_sparse(m) and id(m) not in inside}
     given = layer_inputs(model, named, example)
     rows = []
     for name, x in given.items():
@@ -142,8 +144,8 @@ def _break_even(layer: Any, x: Tensor) -> float:
     shares, times, dense = (0.02, 0.2), [], []
     for share in shares:
         like = copy.deepcopy(layer)
-        generator = torch.Generator().manual_seed(0)
-        like.weight.data.mul_(torch.rand(like.weight.shape, generator=generator) < share)
+        generator = torch.Generator("cpu").manual_seed(0)
+        like.weight.data.mul_(torch.rand(like.weight.shape, generator=generator, device="cpu") < share)
         slow, fast = _times(layer, x, _sparse(like))
         times.append(fast)
         dense.append(slow)
@@ -171,14 +173,23 @@ def _csr(matrix: Tensor) -> Tensor:
         warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
         found = matrix.to_sparse_csr()
         rows, columns = found.crow_indices().int(), found.col_indices().int()  # half the indices to read
-        return torch.sparse_csr_tensor(rows, columns, found.values(), found.shape, check_invariants=False)
+        given: Any = {"device": matrix.device, "check_invariants": False}  # whatever torch.set_default_device says
+        return torch.sparse_csr_tensor(rows, columns, found.values(), found.shape, **given)
 
 
-class SparseLinear(nn.Module):
-    """A linear layer y = W x + b with W as compressed sparse rows; for inference."""
-
+class _Sparse(nn.Module):
     weight: Tensor
     bias: Tensor | None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self.weight)] = self.weight.clone()  # torch has no copy.deepcopy of a CSR tensor
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+
+class SparseLinear(_Sparse):
+    """A linear layer y = W x + b with W as compressed sparse rows; for inference."""
 
     def __init__(self, dense: nn.Linear) -> None:
         super().__init__()
@@ -196,7 +207,7 @@ class SparseLinear(nn.Module):
         return f"in_features={inputs}, out_features={out}, zeros={zeros:.2f} %"
 
 
-class SparseConv2d(nn.Module):
+class SparseConv2d(_Sparse):
     """A convolution as W B, W its nonzeros as compressed sparse rows; for inference.
 
     In the padded image, flattened, the input of one tap (channel, row, column of the kernel) for all places of the
@@ -205,8 +216,6 @@ class SparseConv2d(nn.Module):
     phases.
     """
 
-    weight: Tensor
-    bias: Tensor | None
     taps: Tensor
 
     def __init__(self, dense: nn.Conv2d) -> None:
@@ -239,7 +248,7 @@ class SparseConv2d(nn.Module):
             x, (left, right, top, bottom) = F.pad(x, self.padding, self.padding_mode), (0, 0, 0, 0)
         x = F.pad(x, (left, right + -wide % sw, top, bottom + -high % sh))
         rows, columns = x.shape[2] // sh, x.shape[3] // sw  # of one phase
-        phases = x.view(len(x), -1, rows, sh, columns, sw).permute(1, 3, 5, 0, 2, 4).reshape(-1)
+        phases = x.view(len(x), self.shape[1], rows, sh, columns, sw).permute(1, 3, 5, 0, 2, 4).reshape(-1)
         plane = len(x) * rows * columns
         length = plane - (dh * (kh - 1) // sh * columns + dw * (kw - 1) // sw)
         starts = self._find_starts(plane, columns)

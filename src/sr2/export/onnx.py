@@ -20,6 +20,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from ..files import write_whole
 from .channels import is_layer
 from .measure import Example, inputs_of, layer_inputs, macs, parameters
+from .rebuild import copied, plain
 from .shrink import shrink
 from .trace import UnknownOperationError, calls, leaves, trace
 
@@ -57,7 +58,7 @@ def to_onnx(model: nn.Module, example: Example, path: str | Path, *, verbose: bo
     """
     runtime = _runtime()
     inputs = tuple(item.cpu() for item in inputs_of(example))
-    whole = copy.deepcopy(model).eval().cpu()
+    whole = copied(plain(model)).cpu()
     try:
         small, shrunk = shrink(whole, inputs, verbose=verbose), True
     except UnknownOperationError:
@@ -133,12 +134,13 @@ def _compare(runtime: Any, data: bytes, model: nn.Module, inputs: tuple[Tensor, 
     with _told(model):
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     names = [item.name for item in session.get_inputs()]
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     worst = 0.0
     for times in (1, 3):
         tried = [torch.cat([item] * times) for item in inputs]
         tried = [
-            torch.randn(t.shape, generator=generator, dtype=t.dtype) if t.is_floating_point() else t for t in tried
+            torch.randn(t.shape, generator=generator, dtype=t.dtype, device="cpu") if t.is_floating_point() else t
+            for t in tried
         ]
         with _told(model):
             found = session.run(None, {name: item.numpy() for name, item in zip(names, tried, strict=True)})

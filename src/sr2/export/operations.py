@@ -62,5 +62,8 @@ SPATIAL_LAYERS: tuple[type[nn.Module], ...] = (
 )
 MIXING_LAYERS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Softmax, nn.LogSoftmax)
 CHANNELWISE_LAYERS = (_BatchNorm, _InstanceNorm, nn.PReLU)
-OTHER_LAYERS = (nn.Linear, _ConvNd, nn.Embedding, nn.Flatten, nn.MultiheadAttention, nn.TransformerEncoderLayer)
+OTHER_LAYERS = (
+    *(nn.Linear, _ConvNd, nn.Embedding, nn.Flatten, nn.MultiheadAttention),
+    *(nn.TransformerEncoderLayer, nn.TransformerEncoder),
+)
 LAYERS = (*ELEMENTWISE_LAYERS, *SPATIAL_LAYERS, *MIXING_LAYERS, *CHANNELWISE_LAYERS, *OTHER_LAYERS)

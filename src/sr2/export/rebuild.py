@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def plain(model: Model) -> Model:
+    """The network itself, where torch.compile has wrapped it: its own class, and the names that it has."""
+    inner: Any = getattr(model, "_orig_mod", model)
+    return inner  # type: ignore[no-any-return]
+
+
+def copied(model: Model) -> Model:
+    """A copy in evaluation mode."""
+    try:
+        return copy.deepcopy(model).eval()
+    except RuntimeError as error:
+        if "graph leaves" not in str(error):
+            raise
+        raise ValueError(
+            f"{type(model).__name__} cannot be copied, since a weight is computed from others, as torch.nn.utils.prune "
+            "and the older weight_norm do it: make it a parameter first, prune.remove(layer, 'weight')"
+        ) from error
 
 
 def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:

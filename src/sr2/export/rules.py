@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from .movements import Movements, axes_of
@@ -96,6 +97,10 @@ class Rules(Movements):
             return self._fixed(x.shape), None
         if isinstance(module, nn.TransformerEncoderLayer):
             return self._encoder_layer(name, module, x)
+        if isinstance(module, nn.TransformerEncoder):
+            for number, layer in enumerate(module.layers):
+                x = self.call_module(f"{name}.layers.{number}", layer, (x,), {})
+            return x
         raise UnknownOperationError(
             f"shrink does not know the layer {type(module).__name__} ({name}): nothing is changed"
         )
@@ -190,6 +195,8 @@ class Rules(Movements):
             tensor = getattr(module, key, None)
             if tensor is not None and (tensor.numel() > 1 or len(channels) == 1):
                 self.cuts.append(Cut(f"{name}.{key}", 0, channels))
+        if isinstance(module, _NormBase) and not [*module.parameters(), *module.buffers()]:
+            self.sizes[f"{name}.num_features"] = channels  # which no tensor of it tells
         return Value(x.atoms, module(x.constants))
 
     def _encoder_layer(self, name: str, module: nn.TransformerEncoderLayer, x: Value) -> Value:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .measure import Example, layer_inputs, milliseconds, table
-from .rebuild import set_module
+from .rebuild import copied, set_module
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -75,7 +75,7 @@ def semi_structured(model: Model, example: Example | None = None, *, verbose: bo
     if all(reason is not None for reason in reasons.values()):
         what = next((f"{name}: {reason}" for name, reason in reasons.items()), "it has no linear layer")
         raise ValueError(f"no layer of {type(model).__name__} can be 2:4 ({what})")
-    dense = copy.deepcopy(model).eval()
+    dense = copied(model)
     made = copy.deepcopy(dense)
     inputs = {}
     if example is not None:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .channels import Plan, apply, plan
+from .index_map import IndexMap
 from .measure import Example, inputs_of, macs, milliseconds, parameters, table
-from .rebuild import set_tensor
-from .trace import leaves
+from .rebuild import copied, plain, set_tensor
+from .trace import UnknownOperationError, leaves
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -70,20 +71,24 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
     True
 
     Args:
-        model: a network that torch.fx can follow; it is not changed.
+        model: a network that torch.fx can follow; it is not changed. Of one that torch.compile has wrapped it is the
+            network inside.
         example: one input, or a tuple of them; only shapes, and of integers the values, matter.
         verbose: print the table.
 
     Raises:
         UnknownOperationError: a ValueError that names an operation whose channels shrink does not know.
     """
-    inputs = inputs_of(example)
-    exact = copy.deepcopy(model).eval().cpu().double()
+    model, inputs = plain(model), inputs_of(example)
+    exact = copied(model).cpu().double()
     small = copy.deepcopy(exact)
-    found = _cut(small, tuple(item.cpu().double() if item.is_floating_point() else item.cpu() for item in inputs))
-    error = _verify(exact, small, inputs)
+    with torch.device("cpu"):  # whatever torch.set_default_device says
+        found = _cut(small, tuple(item.cpu().double() if item.is_floating_point() else item.cpu() for item in inputs))
+        error = _verify(exact, small, inputs)
     _cast_like(small, model)
-    small.index_map = found.index  # type: ignore[assignment]
+    before = getattr(model, "index_map", None)  # of a network that was shrunk, trained on and shrunk again
+    index = before.then(found.index) if isinstance(before, IndexMap) else found.index
+    small.index_map = index  # type: ignore[assignment]
     small.shrunk = _report(model, small, inputs, found, error)  # type: ignore[assignment]
     if verbose:
         print(small.shrunk)
@@ -113,21 +118,32 @@ def _verify(exact: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...]) -> f
                 after = [item for item in leaves(small(*tried)) if isinstance(item, Tensor)]
             except Exception as error:  # whatever its forward does with other sizes
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise ValueError(
+                raise UnknownOperationError(
                     f"the shrunk {type(small).__name__} does not run ({reason}): nothing is changed"
                 ) from error
             before = [item for item in leaves(exact(*tried)) if isinstance(item, Tensor)]
         for a, b in zip(before, after, strict=True):
-            same = a.shape == b.shape
-            scale = max(1e-300, a.abs().max().item()) if a.numel() else 1.0
-            off = (a - b).abs().max().item() / scale if same and a.numel() else 0.0 if same else torch.inf
-            worst = max(worst, torch.inf if off != off else off)
+            if a.isnan().any():
+                raise ValueError(
+                    f"outputs of {type(exact).__name__} are NaN, and cannot be compared: nothing is changed; look for "
+                    "what is not finite in its weights"
+                )
+            worst = max(worst, _difference(a, b))
     if not worst <= 1e-9:
-        raise ValueError(
+        raise UnknownOperationError(
             f"the shrunk {type(small).__name__} differs by {worst:.1e} from the whole one: nothing is changed; "
             "a layer's forward may do something else than its type says"
         )
     return worst
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    """The largest one, relative to the largest finite entry of a; infinities, as of a mask, must be the same."""
+    if a.shape != b.shape:
+        return torch.inf
+    scale = a[a.isfinite()].abs().max().item() if a.isfinite().any() else 0.0
+    off = torch.where(a == b, 0.0, a - b).abs().max().item() if a.numel() else 0.0
+    return torch.inf if off != off else off / max(1e-300, scale)
 
 
 def _like(item: Tensor, generator: torch.Generator) -> Tensor:

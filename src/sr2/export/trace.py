@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -91,13 +92,20 @@ def trace(
                 if type(value) is int:
                     module.__dict__[key] = Dimension.of(value, f"{path}.{key}" if path else key)
     try:
-        return _Tracer(is_layer, example).trace(named), named
+        return _Tracer(is_layer, example).trace(named, _left_out(named, len(example))), named
     except Exception as error:  # whatever the user's forward does to an fx proxy
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnknownOperationError(
             f"{type(model).__name__} cannot be followed by torch.fx ({reason}): "
             "shrink needs a forward without decisions that depend on the numbers in tensors"
         ) from error
+
+
+def _left_out(model: nn.Module, given: int) -> dict[str, Any]:
+    """The arguments that the example leaves out, by their defaults: torch.fx would take `mask=None` for a tensor."""
+    arguments = list(inspect.signature(model.forward).parameters.values())[given:]
+    plain = (type(None), bool, int, float, str)
+    return {a.name: a.default for a in arguments if a.default is not a.empty and isinstance(a.default, plain)}
 
 
 def run(graph: fx.Graph, model: nn.Module, example: tuple[Tensor, ...], rules: Any) -> Any:

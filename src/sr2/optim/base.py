@@ -17,7 +17,7 @@ from .moves.choose import choose
 from .parts.directions import Direction
 from .parts.metrics import Metric, as_metric
 from .processes import Processes, check_not_flat
-from .saving import WIDE, first_entry, fits, from_line, loaded_entry, saved_entry, to_line
+from .saving import SHAPED, WIDE, first_entry, fits, from_line, loaded_entry, saved_entry, to_line
 from .shards import bound, check_parts
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
@@ -110,14 +110,12 @@ class ProximalOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         self._bound = None
         self.__dict__.pop("_processes", None)
+        try:
+            _check_dtypes(self.param_groups[-1]["params"])
+        except ValueError:
+            del self.param_groups[-1]
+            raise
         for p in self.param_groups[-1]["params"]:
-            if p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
-                del self.param_groups[-1]
-                raise ValueError(
-                    f"parameters must be float32, float64 or bfloat16, and one is {p.dtype}: "
-                    "keep float32 parameters and compute in lower precision with torch.autocast, "
-                    "or view a complex one as real (torch.view_as_real)"
-                )
             self.state[p] = {}  # torch.distributed.checkpoint would step an optimizer that has no state
 
     def _named(self, param_group: dict[str, Any]) -> dict[str, Any]:
@@ -162,6 +160,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         self.__dict__.pop("_processes", None)  # a trainer may have exchanged the tensors since they were given
         check_not_flat(type(self).__name__, self._module, self._all_parameters())
         check_parts(self, self._processes)
+        _check_dtypes(self._all_parameters())  # one may have been unfrozen
         for group in self.param_groups:
             check_regularizer(group["regularizer"])  # a user may have written another one there
             self._check_fits(group["regularizer"])
@@ -236,6 +235,32 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""
+        read: list[dict[str, Any]] = []
+        mine = [group["regularizer"] for group in self.param_groups]
+
+        def checked(_: object, given: dict[str, Any]) -> dict[str, Any]:
+            read.append(self._checked(given))
+            return read[0]
+
+        # Behind the hooks of a user, as torch describes them for parameters in another order: they give another state.
+        last = self.register_load_state_dict_pre_hook(checked)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            last.remove()
+        for name, remembered in self._remembered().items():
+            line = self.param_groups[0].pop(name, None)
+            among: Any = self.state  # where the first releases had it, and torch keeps what is no parameter's as it is
+            remembered.load_state_dict(from_line(among.pop(name) if line is None else line))
+        for group, regularizer in zip(self.param_groups, mine, strict=True):
+            group["regularizer"] = regularizer
+        self._keep_wide(read[0])
+        for p in self._all_parameters():
+            self.state[p] = loaded_entry(p, self.state[p])
+        self._place()
+
+    def _checked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The state as torch is to load it; what is none of this class is an error."""
         if "param_groups" not in state_dict or "state" not in state_dict:
             raise ValueError(
                 f"this is not the state of an optimizer, since its keys are {some(list(state_dict))}: load what "
@@ -244,22 +269,11 @@ class ProximalOptimizer(torch.optim.Optimizer):
         later = {name: 0.0 for name in ("weight_decay",) if name in self.defaults}  # SR2 did not always have it
         groups = [{**later, **g} for g in state_dict["param_groups"]]
         self._check_state(groups, state_dict["state"])
-        mine = [group["regularizer"] for group in self.param_groups]
-        for number, (saved, regularizer) in enumerate(zip(groups, mine, strict=False)):
-            if saved.get("regularizer") != repr(regularizer):
+        for number, (saved, group) in enumerate(zip(groups, self.param_groups, strict=False)):
+            if saved.get("regularizer") != repr(regularizer := group["regularizer"]):
                 tell(f"group {number} was saved under {saved.get('regularizer')} and goes on under {regularizer!r}")
             saved["regularizer"] = None  # torch would deep-copy it
-        super().load_state_dict({**state_dict, "param_groups": groups})
-        for name, remembered in self._remembered().items():
-            line = self.param_groups[0].pop(name, None)
-            among: Any = self.state  # where the first releases had it, and torch keeps what is no parameter's as it is
-            remembered.load_state_dict(from_line(among.pop(name) if line is None else line))
-        for group, regularizer in zip(self.param_groups, mine, strict=True):
-            group["regularizer"] = regularizer
-        self._keep_wide(state_dict)
-        for p in self._all_parameters():
-            self.state[p] = loaded_entry(p, self.state[p])
-        self._place()
+        return {**state_dict, "param_groups": groups}
 
     def _keep_wide(self, state_dict: dict[str, Any]) -> None:
         """torch casts a state to the dtype of its parameter: what is float32 beside a bfloat16 one is taken again."""
@@ -271,7 +285,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def _check_state(self, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
         """Whether it is one of this class."""
-        lacking = [name for name in self._remembered() if name not in state and name not in groups[0]]
+        first = groups[0] if groups else {}
+        lacking = [name for name in self._remembered() if name not in state and name not in first]
         lacking += [name for group in groups for name in self.defaults if name not in group]
         if lacking:
             name = type(self).__name__
@@ -284,12 +299,12 @@ class ProximalOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for p, entry in state["state"].items():
-            momentum = entry.get("momentum")
-            if momentum is not None and not fits(p, momentum):
-                raise ValueError(
-                    f"the momentum of a parameter of shape {tuple(p.shape)} has shape {tuple(momentum.shape)}: "
-                    "load the state of the same network"
-                )
+            for name in sorted(SHAPED & entry.keys()):
+                if not fits(p, value := entry[name]):
+                    raise ValueError(
+                        f"the {name} of a parameter of shape {tuple(p.shape)} has shape {tuple(value.shape)}: "
+                        "load the state of the same network"
+                    )
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds its own option, which these optimizers do not have
         self._forget()
@@ -312,6 +327,17 @@ class ProximalOptimizer(torch.optim.Optimizer):
             words = f"{len(group['params'])} tensors, {count:,} parameters, {what}{self._options_of(group)}"
             lines.append(f"  group {number}: {words}")
         return "\n".join(lines) + "\n)"
+
+
+def _check_dtypes(params: Iterable[Tensor]) -> None:
+    """What is frozen may be anything, as the half or quantized base of an adapter."""
+    for p in params:
+        if p.requires_grad and p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            raise ValueError(
+                f"parameters must be float32, float64 or bfloat16, and one is {p.dtype}: "
+                "keep float32 parameters and compute in lower precision with torch.autocast, "
+                "or view a complex one as real (torch.view_as_real)"
+            )
 
 
 def _with_weights(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:

@@ -209,13 +209,13 @@ class SearchState:
             self.memory[name].copy_(value)
         passed = accepted | (null & sound)
         if tested:
-            torch._foreach_copy_(self.moments, self.moments.after(evidence.ss, passed))
+            torch._foreach_copy_(list(self.moments), self.moments.after(evidence.ss, passed))
         if tested and (largest := self.memory.get(LARGEST)) is not None:
             larger = torch.maximum(largest, evidence.loss.abs())
             largest.copy_(torch.where(passed | (sound & (largest == 0)), larger, largest))
         norm, judged = evidence.ss.sqrt(), (evidence.predicted, evidence.actual)
         numbers = (evidence.loss, evidence.f_trial, outcome.rho, outcome.sigma, *judged, norm, accepted, null)
-        torch._foreach_copy_(self.figures, numbers)
+        torch._foreach_copy_(list(self.figures), numbers)
 
     def follow(self, schedule: Schedule | None, outcome: Outcome, groups: Sequence[dict[str, Any]]) -> None:
         """sigma of the next step by the schedule; not before it is known, as after a first batch that was broken."""

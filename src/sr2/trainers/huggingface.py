@@ -115,7 +115,7 @@ class _Taken(SR2):
         """The trainer wraps the model after it has made the optimizer: all processes must decide alike."""
         if parallel(model) is not None and self._module is not model:
             self._module = model
-            self.__dict__.pop("_process_group", None)
+            self.__dict__.pop("_processes", None)
 
     def step(self, closure: Any = None, objective: Any = None) -> Tensor:  # type: ignore[override]
         """Without a closure, nothing."""

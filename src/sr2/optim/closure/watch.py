@@ -48,7 +48,7 @@ class ClosureWatch:
         self._asked, self.unmoved_steps = 0, 0
         self.sigma, self.rhos = math.nan, list[float]()
         self._device, self._protected = parameters[0].device, module is not None
-        self._exact = not any(p.dtype in LOW for p in parameters)
+        self._exact = not any(p.dtype in LOW for p in parameters if p.requires_grad)
         self._gradients, self._told = Gradients(parameters), set[str]()
         self.looks, self.blind = LOOKS, False
 
