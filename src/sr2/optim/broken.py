@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,3 +59,17 @@ def gradients_are_finite(proposals: Sequence[Proposal]) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=proposals[0].xs[0].device)
     norms = torch._foreach_norm(gs, math.inf)
     return torch.stack([n.isfinite().to(norms[0].device) for n in norms]).all()
+
+
+def again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
+
+    @wraps(step)
+    def begun_anew(self: Any, *arguments: Any, **options: Any) -> Tensor:
+        try:
+            return step(self, *arguments, **options)
+        except LeftDomainError:
+            self._search.entered = False
+            return step(self, *arguments, **options)
+
+    return begun_anew
