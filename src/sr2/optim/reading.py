@@ -1,12 +1,14 @@
-"""What a user reads of a search: sigma, the last step, counters, the measure of stationarity."""
+"""What a user reads of a search: the paper's constants, the average, sigma, the last step, counters, stationarity."""
 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from typing import Any
 
+from .parts.averaging import averaged
 from .parts.directions import Direction
-from .parts.rules import Rule
+from .parts.rules import GAMMA3, Rule
 from .parts.testing import Testing
 from .records import Figures, StepInfo
 from .state import SearchState
@@ -28,6 +30,25 @@ class Reading:
     epsilon: float | None
     sigma_min: float
     _search: SearchState
+
+    @staticmethod
+    def paper_defaults() -> dict[str, Any]:
+        """Algorithm 1 with the constants of the paper's experiments: no metric, no momentum, no average.
+
+        >>> import torch
+        >>> from sr2 import SR2
+        >>> SR2([torch.nn.Parameter(torch.ones(2))], **SR2.paper_defaults()).rule
+        Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=0.8)
+        """
+        constants = {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
+        return {**constants, "metric": None, "momentum": 0.0, "weight_decay": 0.0, "average": False}
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, afterwards the last one.
+
+        Penalized entries that are zero in the last iterate are zero in it. `sr2.recalibrate_` the batch norms inside.
+        """
+        return averaged(self)  # type: ignore[arg-type]
 
     @property
     def sigma(self) -> float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -29,11 +29,11 @@ from .closure.watch import ClosureWatch
 from .moves.base import RETURNS, Move, Proposal
 from .moves.fused import FusedMove
 from .moves.pieces import Model
-from .parts.averaging import Averaging, Reminder, as_averaging, averaged
+from .parts.averaging import Averaging, Reminder, as_averaging
 from .parts.decay import AUTO, Decay
 from .parts.directions import Direction, as_direction
 from .parts.metrics import Metric
-from .parts.rules import GAMMA3, Evidence, Rule
+from .parts.rules import Evidence, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .parts.testing import LATEST, as_testing
 from .reading import Reading
@@ -83,7 +83,8 @@ class SR2(Reading, ProximalOptimizer):
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
-            along the first step, or without a metric the largest, doubled until the prox leaves half of the weights.
+            along the first step, at least the rule's usual one, or without a metric the largest; doubled until the prox
+            leaves half of the weights.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1, eta2, gamma1, gamma2 and
             gamma3 are shorthand for Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring
             Algorithm 1's other defaults: metric=None, momentum=0, weight_decay=0, average=False.
@@ -93,7 +94,7 @@ class SR2(Reading, ProximalOptimizer):
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
-            themselves per step; SR2 also takes "5e-4/step", and "auto": 0.0036 / rms(x_0), and 0 under a penalty.
+            themselves per step, at most w / usual; also "5e-4/step", and "auto": 0.0036 / rms(x_0), 0 under a penalty.
         steps_per_epoch: len(loader); without R "auto" is then min(0.03, 1.4 / len(loader)) / rms(x_0).
         schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
         steps: how many there will be. The last three tenths are a cooldown, and a budget shrinks from step 0.1 n to
@@ -202,8 +203,8 @@ class SR2(Reading, ProximalOptimizer):
         return loss
 
     def _proposals(self, sigma: float | Tensor | None = None) -> list[Proposal]:
-        """Of every group x, g and what makes v and D."""
-        w_of = self._search.decay_of if sigma is None else lambda _: 0.0  # what is asked of f's curvature has no decay
+        """Of every group x, g and what makes v and D; with a sigma of its own, to ask f's curvature, no decay."""
+        w_of = partial(self._search.decay_of, usual=self.rule.usual_sigma) if sigma is None else lambda _: 0.0
         sigma = sigma if sigma is not None else self._search.sigma if self.capturable else float(self._search.sigma)
         step = sigma.reciprocal() if isinstance(sigma, Tensor) else 1.0 / sigma  # `/` has two launches
         parts = (step, self.metric, self.direction, self._processes)
@@ -261,30 +262,38 @@ class SR2(Reading, ProximalOptimizer):
         if self._bound != self._trained():
             self._bind()
         state.strengthen(self.reach)
-        waits = self.rule.undecided or any(g["weight_decay"] == AUTO for g in self.param_groups)
-        if not callable(closure) or (state.entered and state.sigma_known and not waits):
+        if not callable(closure) or (state.entered and state.sigma_known and not self._waits):
             yield
             return
+        with self._from_the_domain():
+            if not state.sigma_known:
+                self._estimate(closure)
+            yield
+
+    @contextmanager
+    def _from_the_domain(self) -> Iterator[None]:
+        """x_0 where R is finite, and what "auto" is there; both as before if what follows fails."""
         try:
-            with start.or_nothing(state, self.param_groups) as left:
+            with start.or_nothing(state := self._search, self.param_groups) as left:
                 start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
-                if waits:
+                if self._waits:
                     seen = start.seen_at_x0(self.param_groups, self._penalized(), self.metric, self._processes)
                     state.chosen |= seen.choose(self.rule, self._decay, self.param_groups)
                     self._take_constants()
-                if not state.sigma_known:
-                    self._estimate(closure)
                 yield
         finally:
             self._take_constants()
+
+    @property
+    def _waits(self) -> bool:
+        return self.rule.undecided or any(group["weight_decay"] == AUTO for group in self.param_groups)
 
     def estimate_sigma(self, closure: Closure) -> None:
         """Set sigma_0 now, from this closure's loss at x, as the first step would: on a larger batch, or on the network
         before it is compiled, since a compiled one cannot be differentiated twice."""
         self._bind()
-        with torch.no_grad(), start.or_nothing(state := self._search, self.param_groups) as left:
-            state.strengthen(self.reach)
-            start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
+        self._search.strengthen(self.reach)
+        with torch.no_grad(), self._from_the_domain():
             self._estimate(closure, strict=True)
 
     def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
@@ -298,31 +307,12 @@ class SR2(Reading, ProximalOptimizer):
                 tries = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), penalized)
                 sigma = start.along_first_step(f, *tries, self.metric, sigma_min, together)
             start.say_absurd(curvature, sigma)
-        self._search.begin(sigma, self.param_groups)
+        self._search.begin(self.rule.first_sigma(sigma), self.param_groups)
 
     def _take_constants(self) -> None:
         """The rule with the constants that it took from x_0; those of another rule, in a loaded state, are not its."""
         chosen = {k: v for k, v in self._search.chosen.items() if self._given.undecided and hasattr(self._given, k)}
         self._search.chosen, self.rule = chosen, replace(self._given, **chosen) if chosen else self._given
-
-    # ---- for users; what they read is in reading.py
-
-    @staticmethod
-    def paper_defaults() -> dict[str, Any]:
-        """Algorithm 1 with the constants of the paper's experiments: no metric, no momentum, no average.
-
-        >>> SR2([torch.nn.Parameter(torch.ones(2))], **SR2.paper_defaults()).rule
-        Ratio(eta1=0.00075, eta2=0.99, gamma1=5.56, gamma2=5.56, gamma3=0.8)
-        """
-        constants = {"eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma3": GAMMA3}
-        return {**constants, "metric": None, "momentum": 0.0, "weight_decay": 0.0, "average": False}
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """Inside `with optimizer.averaged():` the parameters hold the average of the iterates, afterwards the last one.
-
-        Penalized entries that are zero in the last iterate are zero in it. `sr2.recalibrate_` the batch norms inside.
-        """
-        return averaged(self)
 
     # ---- state
 

@@ -158,17 +158,21 @@ class SearchState:
         """`steps`, once this outcome is recorded."""
         return self.steps if outcome.steps is None else outcome.steps
 
-    def decay_of(self, group: Mapping[str, Any]) -> Step:
-        """w of the decay w x'Dx / 2 of a group; a share per step is one of sigma as that is without the cooldown."""
+    def decay_of(self, group: Mapping[str, Any], usual: float = math.inf) -> Step:
+        """w of the decay w x'Dx / 2 of a group, less below the usual sigma: no step takes more than w / usual of a
+        weight. A share per step is one of sigma as that is without the cooldown."""
         w = group["weight_decay"]
-        if isinstance(w, float) and 0 <= w < math.inf:
-            return w
-        kappa = share(w)
+        kappa = None if isinstance(w, float) and 0 <= w < math.inf else share(w)
         if kappa is None:
-            return float(w)
+            if w == 0 or usual == math.inf:
+                return float(w)
+            return float(w) * self._read((self.sigma / usual).clamp_max(1.0))
         first = self.memory.get("sigma_first")
         sigma = self.sigma if first is None else torch.where(first > 0, torch.minimum(self.sigma, first), self.sigma)
-        return kappa * (sigma if self.lr is not None else float(sigma))
+        return kappa * self._read(sigma)
+
+    def _read(self, number: Tensor) -> Step:
+        return number if self.lr is not None else float(number)
 
     def counted(self, *, untested: bool) -> dict[str, int]:
         """The counters by name, with or without that one."""

@@ -221,6 +221,15 @@ class Rule(ABC):
         return None
 
     @property
+    def usual_sigma(self) -> float:
+        """The sigma of usual steps: below it a step takes no larger share of a weight. inf where it knows none."""
+        return math.inf
+
+    def first_sigma(self, found: float) -> float:
+        """sigma_0, where this one was found on the first batch."""
+        return found if self.usual_sigma == math.inf else max(found, self.usual_sigma)
+
+    @property
     def undecided(self) -> bool:
         """Whether `choose` has something to take from x_0."""
         return False

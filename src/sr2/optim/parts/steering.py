@@ -42,9 +42,9 @@ class Tolerant(Rule):
         eta2: 0 < eta2 < 1, the ratio that lowers sigma.
         gamma1: the factor above 1 by which a rejection raises sigma.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
-        usual: > 0, where the warm-up ends, inf for none; "auto" is 10 / (root mean square of the weights at x_0) where
-            steps are about 1 / sigma, as in Adam's metric, and inf for a network that was trained before: one with a
-            norm whose scale differs from entry to entry.
+        usual: > 0, where the warm-up ends, and the least sigma_0 that "auto" finds; inf for neither. "auto" is 10 /
+            (root mean square of the weights at x_0) where steps are about 1 / sigma, as in Adam's metric, and inf for a
+            network that was trained before: one with a norm whose scale differs from entry to entry.
     """
 
     rise: float = 1.0
@@ -75,10 +75,10 @@ class Tolerant(Rule):
 
     @property
     def constants(self) -> Constants | None:
-        return Constants(-self.rise, self.eta2, self.gamma1, self.gamma1, self.gamma3, KNOWN, self._usual)
+        return Constants(-self.rise, self.eta2, self.gamma1, self.gamma1, self.gamma3, KNOWN, self.usual_sigma)
 
     @property
-    def _usual(self) -> float:
+    def usual_sigma(self) -> float:
         return math.inf if isinstance(self.usual, str) else self.usual
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
@@ -86,13 +86,13 @@ class Tolerant(Rule):
         accepted = compared.at_least(-self.rise)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
-        gains = (sigma > self._usual) | (evidence.actual >= self.eta2 * evidence.predicted)
+        gains = (sigma > self.usual_sigma) | (evidence.actual >= self.eta2 * evidence.predicted)
         very = accepted & gains & (evidence.predicted > KNOWN * evidence.fine)
         sigma = torch.where(very, self.gamma3 * sigma, torch.where(accepted, sigma, self.gamma1 * sigma))
         return Verdict(accepted, sigma, compared.rho)
 
     def on_trust(self, sigma: Tensor) -> Tensor:
-        return torch.where(sigma > self._usual, self.gamma3 * sigma, sigma)
+        return torch.where(sigma > self.usual_sigma, self.gamma3 * sigma, sigma)
 
     def way_out(self, rho: float) -> str:
         """In between sigma may rest: momentum makes good what single steps lose. Not next to the bound."""
