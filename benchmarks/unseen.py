@@ -28,6 +28,8 @@ from sr2.experiments.panel.summary import Panel
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 COMMITTED = Path(__file__).parent / "figures" / "unseen.jsonl"
+BEFORE = ("sr2_before", "sr2_steps_before")
+"""In the committed records: the defaults before sigma_0 had a least value and a decay's share a largest one."""
 ADAMW = [f"adamw_{rate:g}_{schedule}" for schedule in ("constant", "cosine") for rate in RATES]
 
 
@@ -87,7 +89,8 @@ def neighbour(panel: Panel, task: str, best: str) -> str:
 
 def columns(panel: Panel, task: str) -> dict[str, str]:
     best = panel.best(task, ADAMW)
-    found = {"sr2": "sr2", "sr2_steps": "sr2_steps", "AdamW 1e-3": "adamw_0.001_constant", "AdamW best of 12": best}
+    found = {name: name for name in ("sr2", "sr2_steps", *BEFORE) if (task, name) in panel.cells}
+    found |= {"AdamW 1e-3": "adamw_0.001_constant", "AdamW best of 12": best}
     found["AdamW one step away"] = neighbour(panel, task, best) if best else ""
     return found | {"Schedule-Free": "schedulefree", "Prodigy": "prodigy", "DoG": "dog"}
 

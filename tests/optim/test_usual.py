@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sr2 import SR2
+from sr2 import SR2, L0Ball
 from sr2.rules import Tolerant
 
 
@@ -21,13 +21,14 @@ def test_a_longer_step_takes_no_more_of_a_weight(capturable):
         assert float(w) / sigma == pytest.approx(share)
 
 
-@pytest.mark.parametrize("told", [{}, {"steps": 400, "steps_per_epoch": 8}], ids=str)
-def test_a_solution_far_from_the_start_is_reached(told):
+@pytest.mark.parametrize("R", [None, L0Ball(density=0.9)], ids=str)
+@pytest.mark.parametrize("told", [{}, {"steps": 400, "steps_per_epoch": 8}, {"weight_decay": 0.25}], ids=str)
+def test_a_solution_far_from_the_start_is_reached(R, told):
     """sigma is small there, and w / sigma was more than 2: each step turned the weights around, to a loss of 1e26."""
     torch.manual_seed(0)
     x, model = torch.randn(512, 20), nn.Linear(20, 1)
     y = x @ (10 * torch.randn(20, 1)) + 100
-    optimizer = SR2(model, **told)
+    optimizer = SR2(model, R, **told)
     for k in range(400):
         b = slice(64 * (k % 8), 64 * (k % 8) + 64)
         optimizer.step(lambda b=b: (model(x[b]) - y[b]).square().mean())

@@ -83,8 +83,8 @@ class SR2(Reading, ProximalOptimizer):
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
-            along the first step, at least the rule's usual one, or without a metric the largest; doubled until the prox
-            leaves half of the weights.
+            along the first step, without R at least the rule's usual one, or without a metric the largest; doubled
+            until the prox leaves half of the weights.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1, eta2, gamma1, gamma2 and
             gamma3 are shorthand for Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring
             Algorithm 1's other defaults: metric=None, momentum=0, weight_decay=0, average=False.
@@ -94,7 +94,8 @@ class SR2(Reading, ProximalOptimizer):
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
-            themselves per step, at most w / usual; also "5e-4/step", and "auto": 0.0036 / rms(x_0), 0 under a penalty.
+            themselves per step, without R at most w / usual; also "5e-4/step", and "auto": 0.0036 / rms(x_0), and 0
+            under a penalty.
         steps_per_epoch: len(loader); without R "auto" is then min(0.03, 1.4 / len(loader)) / rms(x_0).
         schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
         steps: how many there will be. The last three tenths are a cooldown, and a budget shrinks from step 0.1 n to
@@ -307,7 +308,9 @@ class SR2(Reading, ProximalOptimizer):
                 tries = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), penalized)
                 sigma = start.along_first_step(f, *tries, self.metric, sigma_min, together)
             start.say_absurd(curvature, sigma)
-        self._search.begin(self.rule.first_sigma(sigma), self.param_groups)
+        if all(regularizer is None for regularizer, _ in penalized):  # under R long first steps make zeros
+            sigma = self.rule.first_sigma(sigma)
+        self._search.begin(sigma, self.param_groups)
 
     def _take_constants(self) -> None:
         """The rule with the constants that it took from x_0; those of another rule, in a loaded state, are not its."""

@@ -19,6 +19,10 @@ from .parts.testing import LARGEST, Pace
 from .records import Counts, Figures, StepInfo
 from .theory.stationarity import FORGET
 
+MOST_AT_ONCE = 0.1
+"""The largest share of a weight that a decay takes in one step under R. Where sigma falls far below the usual one, as
+where the solution is far from x_0, w / sigma may exceed 2, and each step would turn the weights around."""
+
 
 class Outcome(NamedTuple):
     """What becomes of a step, as 0-dim tensors."""
@@ -159,17 +163,20 @@ class SearchState:
         return self.steps if outcome.steps is None else outcome.steps
 
     def decay_of(self, group: Mapping[str, Any], usual: float = math.inf) -> Step:
-        """w of the decay w x'Dx / 2 of a group, less below the usual sigma: no step takes more than w / usual of a
-        weight. A share per step is one of sigma as that is without the cooldown."""
+        """w of the decay w x'Dx / 2 of a group, less where sigma is far below the usual one: no step takes more than w /
+        usual of a weight, or `MOST_AT_ONCE` under R. A share per step is one of sigma as that is without the cooldown.
+        """
         w = group["weight_decay"]
         kappa = None if isinstance(w, float) and 0 <= w < math.inf else share(w)
         if kappa is None:
             if w == 0 or usual == math.inf:
                 return float(w)
-            return float(w) * self._read((self.sigma / usual).clamp_max(1.0))
+            most = float(w) / usual if group.get("regularizer") is None else MOST_AT_ONCE
+            sigma = self._read(self.sigma)
+            return torch.clamp_max(most * sigma, float(w)) if isinstance(sigma, Tensor) else min(most * sigma, float(w))
         first = self.memory.get("sigma_first")
-        sigma = self.sigma if first is None else torch.where(first > 0, torch.minimum(self.sigma, first), self.sigma)
-        return kappa * self._read(sigma)
+        least = self.sigma if first is None else torch.where(first > 0, torch.minimum(self.sigma, first), self.sigma)
+        return kappa * self._read(least)
 
     def _read(self, number: Tensor) -> Step:
         return number if self.lr is not None else float(number)
