@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..regularizers.base import Regularizer, check_regularizer
 from ..telling import tell
 from .groups import ParamGroups, module_groups, some
-from .moves.base import Moves, Proposal
+from .moves.base import Move, Proposal
 from .moves.choose import choose
 from .parts.directions import Direction
 from .parts.metrics import Metric, as_metric
@@ -306,6 +306,33 @@ class ProximalOptimizer(torch.optim.Optimizer):
             words = f"{len(group['params'])} tensors, {count:,} parameters, {what}{self._options_of(group)}"
             lines.append(f"  group {number}: {words}")
         return "\n".join(lines) + "\n)"
+
+
+class Moves:
+    """The moves of an optimizer, one for each set of groups that step together; chosen anew where tensors change.
+
+    Args:
+        choose: makes a move for these proposals, keeping x in these buffers.
+    """
+
+    def __init__(self, choose: Callable[[Sequence[Proposal], dict[Tensor, Tensor]], Move]) -> None:
+        self._choose = choose
+        self._made: dict[int, tuple[Any, Move]] = {}
+        self._buffers: dict[Tensor, Tensor] = {}
+
+    def __call__(self, proposals: Sequence[Proposal], number: int = 0) -> Move:
+        """The move of set `number`, for this step's tensors."""
+        layout = [(id(p.regularizer), [_layout(x, g) for x, g in zip(p.xs, p.gs, strict=True)]) for p in proposals]
+        known, move = self._made.get(number, (None, None))
+        if move is None or known != layout or not move.use(proposals):
+            move = self._choose(proposals, self._buffers)
+            self._made[number] = (layout, move)
+            move.use(proposals)
+        return move
+
+
+def _layout(x: Tensor, g: Tensor) -> tuple[Any, ...]:
+    return id(x), x.dtype, x.device, x.shape, x.stride(), g.dtype, g.device
 
 
 def _with_weights(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:

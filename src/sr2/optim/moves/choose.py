@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from ...numerics import RUN
 from .base import ByGroup, Move, Proposal
 from .compiled import compiled
-from .flat import chunked, joined
+from .flat import EndToEnd, Layout, chunked, joined, past, whole
 from .fused import FusedMove
 from .loop import counting, loop, uncounted
 from .pieces import Way
@@ -20,6 +21,8 @@ SMALL = 32 * RUN
 """A tensor of so many entries or fewer is laid end to end with others of its kind, on the CPU too."""
 JOINED = 256 * RUN
 """And so many at most together, which stay in the cache."""
+Ways = list[tuple[Way, list[int]]]
+"""Of a group, with the numbers of the tensors that go each of them."""
 
 
 def choose(
@@ -42,10 +45,35 @@ def choose(
     if foreach is None and all(all(p.counted) for p in proposals) and FusedMove.fits(proposals):
         return FusedMove(capturable=capturable)
     ways = [_ways(p, flat=foreach is not False, compile=compile) for p in proposals]
+    if foreach is not False and not compile and not capturable:
+        layouts = [Layout(p, *_laid(p)) for p in proposals]
+        if any(layout.sets for layout in layouts):
+            pairs = list(zip(layouts, proposals, strict=True))
+            kept = [_kept([p.xs[i] for i in layout.others], buffers) for layout, p in pairs]
+            laid = [_ways_of(layout) if layout.sets else way for layout, way in zip(layouts, ways, strict=True)]
+            return EndToEnd(layouts, laid, kept)
     return ByGroup(ways, [_kept(p.xs, buffers) for p in proposals], capturable)
 
 
-def _ways(p: Proposal, *, flat: bool, compile: bool) -> list[tuple[Way, list[int]]]:  # noqa: A002
+def _laid(p: Proposal) -> tuple[list[list[int]], list[int]]:
+    """The tensors that are one to R, metric and direction, in sets, what decays first; and the others."""
+    entrywise = all(part is None or part.entrywise for part in (p.metric, p.direction))
+    if not (entrywise and p.regularizer.separable and all(p.counted) and all(x.is_cpu for x in p.xs)):
+        return [], list(range(len(p.xs)))
+    alone = p.metric is None  # one number is then the decay of a whole tensor
+    rows = zip(p.decaying, p.xs, p.states, strict=True)
+    sets, others = _apart(p.xs, p.gs, [(alone and n > 0, past(x, state)) for n, x, state in rows])
+    return [sorted(numbers, key=lambda i: not p.decaying[i]) for numbers in sets], others
+
+
+def _ways_of(layout: Layout) -> Ways:
+    """The ways of a group of which some tensors are laid end to end."""
+    n = len(layout.sets)
+    ways: Ways = [(whole, [i]) for i in range(n)]
+    return [*ways, (chunked, list(range(n, n + len(layout.others))))] if layout.others else ways
+
+
+def _ways(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002
     """The ways of one group, with the numbers of the tensors that go each of them."""
     everything = list(range(len(p.xs)))
     if not p.regularizer.separable:
@@ -58,13 +86,13 @@ def _ways(p: Proposal, *, flat: bool, compile: bool) -> list[tuple[Way, list[int
         return [(loop, everything)]
     if all(x.is_cuda for x in p.xs) and len({(x.dtype, x.device) for x in p.xs}) == 1:
         return [(joined, everything)]
-    small, large = _apart(p.xs, p.gs)
+    small, large = _apart(p.xs, p.gs, [None] * len(p.xs))
     return [*((joined, numbers) for numbers in small), *([(chunked, large)] if large else [])]
 
 
-def _counted_apart(p: Proposal, *, flat: bool, compile: bool) -> list[tuple[Way, list[int]]]:  # noqa: A002
+def _counted_apart(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002
     """The ways of the tensors whose sums this process counts, and of those that another one does."""
-    ways: list[tuple[Way, list[int]]] = []
+    ways: Ways = []
     for counts in (True, False):
         numbers = [i for i, counted in enumerate(p.counted) if counted == counts]
         if not numbers:
@@ -75,24 +103,18 @@ def _counted_apart(p: Proposal, *, flat: bool, compile: bool) -> list[tuple[Way,
     return ways
 
 
-def _apart(xs: Sequence[Tensor], gs: Sequence[Tensor]) -> tuple[list[list[int]], list[int]]:
-    """The small tensors, if there are several of one kind, in sets that stay in the cache; and the rest."""
-    kind = (xs[0].dtype, xs[0].device)
-    sets: list[list[int]] = []
-    large: list[int] = []
-    room = 0
-    for i, (x, g) in enumerate(zip(xs, gs, strict=True)):
-        if x.numel() > SMALL or not (x.dtype, x.device) == kind == (g.dtype, g.device):
-            large.append(i)
-            continue
-        room -= x.numel()
-        if not sets or room < 0:
-            sets.append([])
-            room = JOINED - x.numel()
-        sets[-1].append(i)
-    if sum(map(len, sets)) < 2:
-        return [], list(range(len(xs)))
-    return sets, large
+def _apart(xs: Sequence[Tensor], gs: Sequence[Tensor], kinds: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
+    """The small tensors, where there are several of one kind, in sets that stay in the cache; and the rest."""
+    sets: dict[Any, list[list[int]]] = {}
+    for i, (x, g, kind) in enumerate(zip(xs, gs, kinds, strict=True)):
+        if x.numel() <= SMALL and (x.dtype, x.device) == (g.dtype, g.device):
+            alike = sets.setdefault((x.dtype, x.device, kind), [[]])
+            if sum(xs[j].numel() for j in alike[-1]) + x.numel() > JOINED:
+                alike.append([])
+            alike[-1].append(i)
+    several = [numbers for alike in sets.values() for numbers in alike if sum(map(len, alike)) > 1]
+    chosen = {i for numbers in several for i in numbers}
+    return several, [i for i in range(len(xs)) if i not in chosen]
 
 
 def _kept(xs: Sequence[Tensor], buffers: dict[Tensor, Tensor]) -> list[Tensor]:
