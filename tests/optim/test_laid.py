@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sr2 import L1, SR2, ProxGEN
+from sr2 import L0, L1, SR2, L0Ball, ProxGEN
 from sr2.optim.moves.flat import EndToEnd
 from sr2.optim.parts.metrics import Adam
 
@@ -58,6 +58,11 @@ def forget_all(optimizer, model, t):
         optimizer.state.clear()
 
 
+def change_a_decay(optimizer, model, t):
+    """Of the first group, so that groups which had one have two, and then one again."""
+    optimizer.param_groups[0]["weight_decay"] = 0.3 if 2 < t < 6 else 0.1
+
+
 def load(optimizer, model, t):
     if t == 4:
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -65,13 +70,23 @@ def load(optimizer, model, t):
 
 CHANGES = [
     *(change_nothing, leave_a_layer_out, freeze_a_layer, replace_a_state, write_a_state),
-    *(replace_a_weight, forget_all, load),
+    *(replace_a_weight, forget_all, change_a_decay, load),
 ]
+
+
+def three(m):
+    """Groups with an R each, and one without, whose tensors lie side by side in a step."""
+    of = [{"params": m.first.parameters(), "regularizer": L1(1e-3)}, {"params": m.sometimes.parameters()}]
+    return [*of, {"params": [m.scale, *m.last.parameters()], "regularizer": L0(1e-5)}]
+
+
 MAKERS = {
     "proxgen": lambda m, **o: ProxGEN(m, L1(1e-3), 0.02, momentum=0.9, metric="adam", weight_decay=0.1, **o),
     "proxgen without a metric": lambda m, **o: ProxGEN(m, None, 0.02, momentum=0.9, weight_decay=0.1, **o),
     "sr2": lambda m, **o: SR2(m, sigma=20.0, weight_decay=0.1, **o),
     "sr2 l1": lambda m, **o: SR2(m, L1(1e-3), sigma=20.0, weight_decay=0.1, **o),
+    "sr2 three": lambda m, **o: SR2(three(m), sigma=20.0, weight_decay=0.1, **o),
+    "sr2 budget": lambda m, **o: SR2(m, L0Ball(density=0.5), sigma=20.0, reach=(1, 6), weight_decay=0.1, **o),
     "sr2 without a metric": lambda m, **o: SR2(m, sigma=20.0, metric=None, weight_decay=0.1, **o),
 }
 
@@ -100,7 +115,10 @@ def test_tensors_laid_end_to_end_are_those_of_the_loop(name, change, dtype):
             assert torch.equal(value, found) if isinstance(value, torch.Tensor) else value == found, key
 
 
-def test_they_are_one_to_the_metric():
+@pytest.mark.parametrize(
+    "of", [lambda m: (m,), lambda m: (m, L1(1e-3)), lambda m: (three(m),)], ids=["", "l1", "three"]
+)
+def test_they_are_one_to_the_metric(of):
     """Or the test above would compare the loop with itself."""
     seen = []
 
@@ -111,7 +129,7 @@ def test_they_are_one_to_the_metric():
             seen.append(len(xs))
             return super().update(xs, gs, states)
 
-    run(lambda m, **o: SR2(m, sigma=20.0, metric=Seen(), **o), change_nothing, torch.float32)
+    run(lambda m, **o: SR2(*of(m), sigma=20.0, metric=Seen(), **o), change_nothing, torch.float32)
     assert seen == [1] * 8
 
 

@@ -26,7 +26,7 @@ from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
 from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
-from .moves.base import RETURNS, Move, Proposal, one_where_alike
+from .moves.base import RETURNS, Move, Proposal
 from .moves.fused import FusedMove
 from .moves.pieces import Model
 from .parts.averaging import Averaging, Reminder, as_averaging, averaged
@@ -210,8 +210,10 @@ class SR2(Reading, ProximalOptimizer):
         parts = (step, self.metric, self.direction, self._processes)
         if self._bound is None:
             self._bind()
-        groups = one_where_alike(self.param_groups, self._in_force, map(w_of, self.param_groups), parts[1:3])
-        made = [Proposal.of(group, self.state, *parts, w, 2, RETURNS) for group, w in groups]
+        made = [
+            Proposal.of({**group, "regularizer": R}, self.state, *parts, w_of(group), 2, RETURNS)
+            for group, R in zip(self.param_groups, self._in_force, strict=True)
+        ]
         proposals = [p for p in made if p is not None]
         if not proposals:
             raise ValueError("no parameter has a gradient: the closure's loss depends on none that is trained")

@@ -11,7 +11,7 @@ keeps x before it writes it, and notes that it has: an interrupt at any point ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -83,22 +83,6 @@ def _first(n: int, c: Step) -> Step:
 
 
 # ---- one group, one step
-
-
-def one_where_alike(
-    groups: Sequence[Mapping[str, Any]],
-    regularizers: Sequence[Regularizer | None],
-    decays: Iterable[Step],
-    parts: Sequence[Metric | Direction | None],
-) -> Iterable[tuple[dict[str, Any], Step]]:
-    """The groups with the R in force and their decay; those without R and of one decay are one, since nothing tells
-    them apart but a metric or a direction that is not entrywise."""
-    entrywise = all(part is None or part.entrywise for part in parts)
-    made: dict[Any, tuple[dict[str, Any], Step]] = {}
-    for number, (group, R, w) in enumerate(zip(groups, regularizers, decays, strict=True)):
-        key = (None, w) if R is None and entrywise else number
-        made.setdefault(key, ({"params": [], "regularizer": R}, w))[0]["params"] += group["params"]
-    return made.values()
 
 
 @dataclass
@@ -284,6 +268,7 @@ class ByGroup:
         self, ways: Sequence[Sequence[tuple[Way, Sequence[int]]]], kept: Sequence[list[Tensor]], capturable: bool
     ) -> None:
         self.proposals: Sequence[Proposal] = ()
+        self._groups: Sequence[Proposal] = ()
         self._kept, self._ways, self._capturable = kept, ways, capturable
         self._moved: list[Piece] = []
 
@@ -292,14 +277,14 @@ class ByGroup:
         return self._kept
 
     def use(self, proposals: Sequence[Proposal]) -> bool:
-        self.proposals, self._moved = proposals, []
+        self.proposals, self._groups, self._moved = proposals, proposals, []
         for p in proposals:
             p.turn()
         return True
 
     def to_trial(self, *, tested: bool = True) -> Model:
         models = []
-        for p, kept, ways in zip(self.proposals, self._kept, self._ways, strict=True):
+        for p, kept, ways in zip(self._groups, self._kept, self._ways, strict=True):
             try:
                 pieces = [(way, _some(numbers, p.xs, kept, p.vs, p.steps)) for way, numbers in ways]
                 models.append(add_models([way(piece, p.regularizer, self._keep) for way, piece in pieces]))
@@ -308,9 +293,9 @@ class ByGroup:
         return add_models(models)
 
     def noise(self, *, of_batch: bool) -> Tensor | None:
-        if not any(p.decays_any or (of_batch and p.direction is not None) for p in self.proposals):
+        if not any(p.decays_any or (of_batch and p.direction is not None) for p in self._groups):
             return None
-        return add([p.noise(kept, of_batch=of_batch) for p, kept in zip(self.proposals, self._kept, strict=True)])
+        return add([p.noise(kept, of_batch=of_batch) for p, kept in zip(self._groups, self._kept, strict=True)])
 
     def put_back(self) -> None:
         for piece in self._moved:
@@ -323,13 +308,13 @@ class ByGroup:
             if not outcome.accepted:
                 self.put_back()
             return
-        for p, kept in zip(self.proposals, self._kept, strict=True):
+        for p, kept in zip(self._groups, self._kept, strict=True):
             for x, old in zip(p.xs, kept, strict=True):
                 x.copy_(torch.where(outcome.accepted, x, old))  # a choice, so that no NaN leaks
         self.commit(outcome.learns)
 
     def commit(self, sound: Tensor | None) -> None:
-        for p in self.proposals:
+        for p in self._groups:
             p.commit(sound)
 
     def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from ...numerics import RUN
 from .base import ByGroup, Move, Proposal
 from .compiled import compiled
-from .flat import EndToEnd, Layout, chunked, joined, past, whole
+from .flat import EndToEnd, Layout, chunked, decays_of, joined, past, rows, under
 from .fused import FusedMove
 from .loop import counting, loop, uncounted
 from .pieces import Way
@@ -44,33 +45,42 @@ def choose(
     """
     if foreach is None and all(all(p.counted) for p in proposals) and FusedMove.fits(proposals):
         return FusedMove(capturable=capturable)
-    ways = [_ways(p, flat=foreach is not False, compile=compile) for p in proposals]
     if foreach is not False and not compile and not capturable:
-        layouts = [Layout(p, *_laid(p)) for p in proposals]
+        layouts = [_layout(numbers, [proposals[i] for i in numbers]) for numbers in _together(proposals)]
         if any(layout.sets for layout in layouts):
-            pairs = list(zip(layouts, proposals, strict=True))
-            kept = [_kept([p.xs[i] for i in layout.others], buffers) for layout, p in pairs]
-            laid = [_ways_of(layout) if layout.sets else way for layout, way in zip(layouts, ways, strict=True)]
-            return EndToEnd(layouts, laid, kept)
+            xs = [[x for i in layout.groups for x in proposals[i].xs] for layout in layouts]
+            others = [[row[i] for i in layout.others] for layout, row in zip(layouts, xs, strict=True)]
+            return EndToEnd(layouts, [_kept(row, buffers) for row in others])
+    ways = [_ways(p, flat=foreach is not False, compile=compile) for p in proposals]
     return ByGroup(ways, [_kept(p.xs, buffers) for p in proposals], capturable)
 
 
-def _laid(p: Proposal) -> tuple[list[list[int]], list[int]]:
-    """The tensors that are one to R, metric and direction, in sets, what decays first; and the others."""
+def _together(proposals: Sequence[Proposal]) -> list[list[int]]:
+    """The groups whose tensors are one to metric, direction and R, as long as they have one decay; the others alone."""
+    fit = [i for i, p in enumerate(proposals) if _entrywise(p)]
+    if len(decays_of([proposals[i] for i in fit])) > 1:
+        fit = fit[:1]
+    return [*([fit] if fit else []), *([i] for i in range(len(proposals)) if i not in fit)]
+
+
+def _entrywise(p: Proposal) -> bool:
     entrywise = all(part is None or part.entrywise for part in (p.metric, p.direction))
-    if not (entrywise and p.regularizer.separable and all(p.counted) and all(x.is_cpu for x in p.xs)):
-        return [], list(range(len(p.xs)))
-    alone = p.metric is None  # one number is then the decay of a whole tensor
-    rows = zip(p.decaying, p.xs, p.states, strict=True)
-    sets, others = _apart(p.xs, p.gs, [(alone and n > 0, past(x, state)) for n, x, state in rows])
-    return [sorted(numbers, key=lambda i: not p.decaying[i]) for numbers in sets], others
+    return entrywise and p.regularizer.separable and all(p.counted) and all(x.is_cpu for x in p.xs)
 
 
-def _ways_of(layout: Layout) -> Ways:
-    """The ways of a group of which some tensors are laid end to end."""
-    n = len(layout.sets)
-    ways: Ways = [(whole, [i]) for i in range(n)]
-    return [*ways, (chunked, list(range(n, n + len(layout.others))))] if layout.others else ways
+def _layout(numbers: Sequence[int], ps: Sequence[Proposal]) -> Layout:
+    """How the tensors of groups that take the same step are laid out: in sets, what decays first; and the others."""
+    xs, gs, states, decaying = rows(ps)
+    if not _entrywise(ps[0]):
+        return Layout(numbers, ps, [], range(len(xs)), _ways(ps[0], flat=True, compile=False))
+    alone = ps[0].metric is None  # one number is then the decay of a whole tensor
+    pasts = [(alone and n > 0, past(x, state)) for n, x, state in zip(decaying, xs, states, strict=True)]
+    sets, others = _apart(xs, gs, pasts)
+    sets = [sorted(numbers, key=lambda i: not decaying[i]) for numbers in sets]
+    owners = [p.regularizer for p in ps for _ in p.xs]
+    by_R = itertools.groupby(range(len(others)), key=lambda k: id(owners[others[k]]))
+    ways: Ways = [(under(owners[others[of_R[0]]], chunked), of_R) for of_R in (list(of_R) for _, of_R in by_R)]
+    return Layout(numbers, ps, sets, others, ways)
 
 
 def _ways(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...numerics import RUN, cut, dense, end_to_end, in_runs
-from ...regularizers.base import Regularizer
+from ...regularizers.base import Blocks, Regularizer
 from ..parts.metrics import State
 from .base import ByGroup, Proposal, add_models, model_of, proximal_point
 from .pieces import Keep, Model, Piece, Way
@@ -152,30 +152,31 @@ class EndToEnd(ByGroup):
     of what is remembered of all.
 
     Args:
-        layouts: of each group.
-        ways: of each group as it is laid out.
-        kept: where x is kept of the tensors that stay as they are.
+        layouts: of the groups, each of one or of several.
+        kept: of each layout, where x is kept of the tensors that stay as they are.
     """
 
-    def __init__(
-        self,
-        layouts: Sequence[Layout],
-        ways: Sequence[Sequence[tuple[Way, Sequence[int]]]],
-        kept: Sequence[Sequence[Tensor]],
-    ) -> None:
+    def __init__(self, layouts: Sequence[Layout], kept: Sequence[Sequence[Tensor]]) -> None:
         room = [[torch.empty_like(s.x) for s in layout.sets] for layout in layouts]
-        super().__init__(ways, [[*ours, *theirs] for ours, theirs in zip(room, kept, strict=True)], capturable=False)
+        together = [[*ours, *theirs] for ours, theirs in zip(room, kept, strict=True)]
+        super().__init__([layout.ways for layout in layouts], together, capturable=False)
         self._layouts = layouts
 
     @property
     def kept(self) -> Sequence[Sequence[Tensor]]:
-        return [layout.taken_apart(kept) for layout, kept in zip(self._layouts, self._kept, strict=True)]
+        found: dict[int, list[Tensor]] = {}
+        for layout, kept in zip(self._layouts, self._kept, strict=True):
+            tensors = iter(layout.taken_apart(kept))
+            found |= {i: [next(tensors) for _ in self.proposals[i].xs] for i in layout.groups}
+        return [found[i] for i in range(len(found))]
 
     def use(self, proposals: Sequence[Proposal]) -> bool:
-        pairs = list(zip(self._layouts, proposals, strict=True))
-        return all(s.knows(p.states) for layout, p in pairs for s in layout.sets) and super().use(
-            [layout.of(p) for layout, p in pairs]
-        )
+        parts = [[proposals[i] for i in layout.groups] for layout in self._layouts]
+        if not all(layout.fits(ps) for layout, ps in zip(self._layouts, parts, strict=True)):
+            return False
+        super().use([layout.of(ps) for layout, ps in zip(self._layouts, parts, strict=True)])
+        self.proposals = proposals
+        return True
 
     def to_trial(self, *, tested: bool = True) -> Model:
         model = super().to_trial(tested=tested)
@@ -188,7 +189,7 @@ class EndToEnd(ByGroup):
             self._give()
 
     def commit(self, sound: Tensor | None) -> None:
-        for layout, p in zip(self._layouts, self.proposals, strict=True):
+        for layout, p in zip(self._layouts, self._groups, strict=True):
             for s, new in zip(layout.sets, p.news, strict=False):
                 s.commit(new)
             for state, new in zip(p.states[len(layout.sets) :], p.news[len(layout.sets) :], strict=True):
@@ -202,49 +203,97 @@ class EndToEnd(ByGroup):
 
 
 class Layout:
-    """Sets of tensors of a group, each laid end to end, and the others.
+    """The tensors of a group, or of several that take the same step: some laid end to end in sets, and the others.
 
     Args:
-        p: the group.
-        sets: the numbers of the tensors of each set: they have the same past (see `past`), and what decays is first.
+        groups: the numbers of the groups.
+        ps: those groups.
+        sets: the numbers of the tensors of each set, counted over the groups: they have the same past (see `past`), and
+            what decays is first.
         others: those of the tensors that stay as they are.
+        ways: of the others, as they are numbered there.
     """
 
-    def __init__(self, p: Proposal, sets: Sequence[Sequence[int]], others: Sequence[int]) -> None:
-        self.sets, self.others = [_Set(p, numbers) for numbers in sets], others
+    def __init__(
+        self,
+        groups: Sequence[int],
+        ps: Sequence[Proposal],
+        sets: Sequence[Sequence[int]],
+        others: Sequence[int],
+        ways: Sequence[tuple[Way, Sequence[int]]],
+    ) -> None:
+        xs, _, states, _ = rows(ps)
+        self.groups, self.others = groups, others
+        self.sets = [_Set(xs, states, numbers) for numbers in sets]
+        owners = [p.regularizer for p in ps for _ in p.xs]
+        mine = [_one([(owners[i], xs[i].numel()) for i in numbers]) for numbers in sets]
+        self.ways = [(under(R, whole), [k]) for k, R in enumerate(mine)]
+        self.ways += [(way, [len(sets) + i for i in numbers]) for way, numbers in ways]
 
-    def of(self, p: Proposal) -> Proposal:
-        """The group as it is laid out: its sets, and then the others."""
+    def fits(self, ps: Sequence[Proposal]) -> bool:
+        """Whether what is remembered is as it was left, and the groups still take one step."""
+        if len(ps) > 1 and len(decays_of(ps)) > 1:
+            return False
+        states = [state for p in ps for state in p.states]
+        return all(s.knows(states) for s in self.sets)
+
+    def of(self, ps: Sequence[Proposal]) -> Proposal:
+        """The groups as one, as they are laid out: the sets, and then the others."""
         if not self.sets:
-            return p
+            return ps[0]
         for s in self.sets:
             torch._foreach_copy_(s.parts, s.xs)
+        xs, gs, states, decaying = rows(ps)
         return replace(
-            p,
-            xs=[s.x for s in self.sets] + [p.xs[i] for i in self.others],
-            gs=[end_to_end([p.gs[i] for i in s.numbers]) for s in self.sets] + [p.gs[i] for i in self.others],
-            states=[s.state for s in self.sets] + [p.states[i] for i in self.others],
-            decaying=[sum(p.decaying[i] for i in s.numbers) for s in self.sets] + [p.decaying[i] for i in self.others],
+            ps[0],
+            xs=[s.x for s in self.sets] + [xs[i] for i in self.others],
+            gs=[end_to_end([gs[i] for i in s.numbers]) for s in self.sets] + [gs[i] for i in self.others],
+            states=[s.state for s in self.sets] + [states[i] for i in self.others],
+            decay=next(iter(decays_of(ps)), 0.0),
+            decaying=[sum(decaying[i] for i in s.numbers) for s in self.sets] + [decaying[i] for i in self.others],
             counted=[],
         )
 
     def taken_apart(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors that are laid out so, in the order and the shapes of the group's."""
+        """Tensors that are laid out so, in the order and the shapes of the groups'."""
         parts = [part for s, flat in zip(self.sets, tensors, strict=False) for part in cut(flat, s.xs)]
         numbers = [*(i for s in self.sets for i in s.numbers), *self.others]
         found = dict(zip(numbers, [*parts, *tensors[len(self.sets) :]], strict=True))
         return [found[i] for i in range(len(found))]
 
 
+def rows(ps: Sequence[Proposal]) -> tuple[list[Tensor], list[Tensor], list[State], list[int]]:
+    """x, g, the states and what decays, of all tensors of the groups."""
+    if len(ps) == 1:
+        return ps[0].xs, ps[0].gs, ps[0].states, list(ps[0].decaying)
+    xs, gs = [x for p in ps for x in p.xs], [g for p in ps for g in p.gs]
+    return xs, gs, [state for p in ps for state in p.states], [n for p in ps for n in p.decaying]
+
+
+def decays_of(ps: Sequence[Proposal]) -> set[Any]:
+    """The decays of those groups of which some entries decay."""
+    return {p.decay for p in ps if any(p.decaying)}
+
+
+def _one(blocks: Sequence[tuple[Regularizer, int]]) -> Regularizer:
+    """The R of tensors of so many entries that are laid end to end."""
+    return blocks[0][0] if all(R is blocks[0][0] for R, _ in blocks) else Blocks(blocks)
+
+
+def under(regularizer: Regularizer, way: Way) -> Way:
+    """A way of tensors that have an R of their own."""
+    return lambda piece, _, keep: way(piece, regularizer, keep)
+
+
 class _Set:
     """Tensors laid end to end in `x`, with their state; `parts` are the views of it that belong to each."""
 
-    def __init__(self, p: Proposal, numbers: Sequence[int]) -> None:
-        self.numbers, self.xs = numbers, [p.xs[i] for i in numbers]
+    def __init__(self, xs: Sequence[Tensor], states: Sequence[State], numbers: Sequence[int]) -> None:
+        self.numbers, self.xs = numbers, [xs[i] for i in numbers]
         self.x = end_to_end(self.xs)
         self.parts = cut(self.x, self.xs)
         self.state: State = {}
-        self._states = [p.states[i] for i in numbers]
+        self._states = [states[i] for i in numbers]
         self._views: dict[str, list[Tensor]] = {}
         for name, value in self._states[0].items():
             of_entries = _fits(value, self.xs[0])
