@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from sr2 import L0, L1, SR2, L0Ball, ProxGEN
+from sr2.optim.moves import choose
+from sr2.optim.moves.base import ByGroup
 from sr2.optim.moves.flat import EndToEnd
 from sr2.optim.parts.metrics import Adam
 
@@ -154,3 +156,18 @@ def test_no_room_is_left_behind_where_tensors_come_and_go():
     _, optimizer = run(MAKERS["sr2"], leave_a_layer_out, torch.float32)
     assert len(optimizer._moves._buffers) == 0
     assert isinstance(optimizer._moves._made[0][1], EndToEnd)
+
+
+def test_many_small_tensors_are_several_sets(monkeypatch):
+    monkeypatch.setattr(choose, "SMALL", 100)
+    monkeypatch.setattr(choose, "JOINED", 250)
+    xs = [nn.Parameter(torch.randn(90)) for _ in range(7)] + [nn.Parameter(torch.randn(300))]
+    optimizer = SR2(xs, L1(1e-3), sigma=20.0)
+    optimizer.step(lambda: sum(x.square().sum() for x in xs))
+    moved = optimizer._moves._made[0][1]._moved
+    assert [piece.xs[0].numel() for piece in moved] == [180, 180, 180, 90, 300]
+
+
+def test_where_nothing_is_remembered_tensors_are_laid_end_to_end_for_the_prox_alone():
+    _, optimizer = run(lambda m, **o: ProxGEN(m, L1(1e-3), 0.02, **o), change_nothing, torch.float32)
+    assert type(optimizer._moves._made[0][1]) is ByGroup

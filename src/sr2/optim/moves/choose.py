@@ -45,7 +45,10 @@ def choose(
     """
     if foreach is None and all(all(p.counted) for p in proposals) and FusedMove.fits(proposals):
         return FusedMove(capturable=capturable)
-    if foreach is not False and not compile and not capturable:
+    remembers = any(
+        p.metric is not None or p.direction is not None for p in proposals
+    )  # else `joined` takes fewer calls
+    if foreach is not False and not compile and not capturable and remembers:
         layouts = [_layout(numbers, [proposals[i] for i in numbers]) for numbers in _together(proposals)]
         if any(layout.sets for layout in layouts):
             xs = [[x for i in layout.groups for x in proposals[i].xs] for layout in layouts]
@@ -71,8 +74,9 @@ def _entrywise(p: Proposal) -> bool:
 def _layout(numbers: Sequence[int], ps: Sequence[Proposal]) -> Layout:
     """How the tensors of groups that take the same step are laid out: in sets, what decays first; and the others."""
     xs, gs, states, decaying = rows(ps)
+    groups = {i: len(p.xs) for i, p in zip(numbers, ps, strict=True)}
     if not _entrywise(ps[0]):
-        return Layout(numbers, ps, [], range(len(xs)), _ways(ps[0], flat=True, compile=False))
+        return Layout(groups, ps, [], range(len(xs)), _ways(ps[0], flat=True, compile=False))
     alone = ps[0].metric is None  # one number is then the decay of a whole tensor
     pasts = [(alone and n > 0, past(x, state)) for n, x, state in zip(decaying, xs, states, strict=True)]
     sets, others = _apart(xs, gs, pasts)
@@ -80,7 +84,7 @@ def _layout(numbers: Sequence[int], ps: Sequence[Proposal]) -> Layout:
     owners = [p.regularizer for p in ps for _ in p.xs]
     by_R = itertools.groupby(range(len(others)), key=lambda k: id(owners[others[k]]))
     ways: Ways = [(under(owners[others[of_R[0]]], chunked), of_R) for of_R in (list(of_R) for _, of_R in by_R)]
-    return Layout(numbers, ps, sets, others, ways)
+    return Layout(groups, ps, sets, others, ways)
 
 
 def _ways(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002

@@ -10,8 +10,9 @@ Where metric and direction go entry by entry too, small tensors on the CPU are o
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -162,13 +163,15 @@ class EndToEnd(ByGroup):
         super().__init__([layout.ways for layout in layouts], together, capturable=False)
         self._layouts = layouts
 
+        found: dict[int, list[Tensor]] = {}
+        for layout, row in zip(layouts, together, strict=True):
+            tensors = iter(layout.taken_apart(row))
+            found |= {i: list(itertools.islice(tensors, n)) for i, n in layout.groups.items()}
+        self._apart = [found[i] for i in range(len(found))]
+
     @property
     def kept(self) -> Sequence[Sequence[Tensor]]:
-        found: dict[int, list[Tensor]] = {}
-        for layout, kept in zip(self._layouts, self._kept, strict=True):
-            tensors = iter(layout.taken_apart(kept))
-            found |= {i: [next(tensors) for _ in self.proposals[i].xs] for i in layout.groups}
-        return [found[i] for i in range(len(found))]
+        return self._apart
 
     def use(self, proposals: Sequence[Proposal]) -> bool:
         parts = [[proposals[i] for i in layout.groups] for layout in self._layouts]
@@ -206,7 +209,7 @@ class Layout:
     """The tensors of a group, or of several that take the same step: some laid end to end in sets, and the others.
 
     Args:
-        groups: the numbers of the groups.
+        groups: the numbers of the groups, each with that of its tensors.
         ps: those groups.
         sets: the numbers of the tensors of each set, counted over the groups: they have the same past (see `past`), and
             what decays is first.
@@ -216,7 +219,7 @@ class Layout:
 
     def __init__(
         self,
-        groups: Sequence[int],
+        groups: Mapping[int, int],
         ps: Sequence[Proposal],
         sets: Sequence[Sequence[int]],
         others: Sequence[int],
