@@ -239,7 +239,7 @@ def test_an_interrupt_anywhere_in_the_move_leaves_x(R, foreach, monkeypatch):
         for x, old in zip(xs, start, strict=True):
             x.copy_(old)
     inside = {}
-    kind = type(optimizer._moves._made[0][1])  # the one that comes back from `super().to_trial` is interrupted too
+    kind = type(optimizer._moves._made[0][1])  # with what it does around `ByGroup`'s
     assert issubclass(kind, ByGroup)
     move = kind.to_trial
 
