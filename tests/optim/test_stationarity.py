@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2
-from sr2.optim.state import Moments
+from sr2.optim.records import Moments
+from sr2.optim.state import sums_after
 from sr2.optim.theory.stationarity import FORGET, LEAST, Stationarity
 
 N, BATCH = 48, 4
@@ -18,10 +19,10 @@ A, B = torch.tensor(rng.normal(size=(N, 5))), torch.tensor(rng.normal(size=N))
 
 
 def running(values):
-    moments = Moments(*torch.zeros(4, dtype=torch.float64))
+    sums = torch.zeros(4, dtype=torch.float64)
     for v in values:
-        moments = moments.after(torch.tensor(v, dtype=torch.float64), torch.tensor(True))
-    return Stationarity.of(moments)
+        sums = sums_after(sums, torch.tensor(v, dtype=torch.float64), torch.tensor(True))
+    return Stationarity.of(Moments(*sums))
 
 
 def loss(x, rows):

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ..regularizers.base import Regularizer, check_regularizer
 from ..telling import tell
-from .groups import ParamGroups, module_groups, some
-from .moves.base import Moves, Proposal
+from .groups import ParamGroups, check_dtypes, module_groups, some
+from .moves.base import Move, Proposal
 from .moves.choose import choose
 from .parts.directions import Direction
 from .parts.metrics import Metric, as_metric
 from .processes import Processes, check_not_flat
-from .saving import SHAPED, WIDE, first_entry, fits, from_line, loaded_entry, saved_entry, to_line
+from .saving import SHAPED, WIDE, first_entry, fits, from_line, loaded_entry, saved_entry, to_line, with_weights
 from .shards import bound, check_parts
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
@@ -111,7 +111,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         self._bound = None
         self.__dict__.pop("_processes", None)
         try:
-            _check_dtypes(self.param_groups[-1]["params"])
+            check_dtypes(self.param_groups[-1]["params"])
         except ValueError:
             del self.param_groups[-1]
             raise
@@ -160,7 +160,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         self.__dict__.pop("_processes", None)  # a trainer may have exchanged the tensors since they were given
         check_not_flat(type(self).__name__, self._module, self._all_parameters())
         check_parts(self, self._processes)
-        _check_dtypes(self._all_parameters())  # one may have been unfrozen
+        check_dtypes(self._all_parameters())  # one may have been unfrozen
         for group in self.param_groups:
             check_regularizer(group["regularizer"])  # a user may have written another one there
             self._check_fits(group["regularizer"])
@@ -173,12 +173,6 @@ class ProximalOptimizer(torch.optim.Optimizer):
     def _strengthened(self, regularizer: Regularizer | None, params: Sequence[Tensor]) -> Regularizer | None:
         """The R that steps are taken under: on its way to the group's own, while that is reached."""
         return regularizer
-
-    @property
-    def _reaching(self) -> bool:
-        """Whether some R is on its way."""
-        own = (group["regularizer"] for group in self.param_groups)
-        return any(mine is not R for mine, R in zip(self._in_force, own, strict=False))  # none before the first step
 
     def _trained(self) -> list[tuple[int, list[bool]]]:
         """Of each group its regularizer, and which of its tensors are trained."""
@@ -203,7 +197,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         for p in self._all_parameters():
             if p in self.state:
                 on_device = partial(torch.as_tensor, dtype=torch.float64, device=p.device)
-                self.state[p] = _with_weights(self.state[p], on_device if self.capturable else float)
+                self.state[p] = with_weights(self.state[p], on_device if self.capturable else float)
         for group in self.param_groups:
             if "lr" in group and group["params"]:
                 lr, device = group["lr"], group["params"][0].device
@@ -329,17 +323,28 @@ class ProximalOptimizer(torch.optim.Optimizer):
         return "\n".join(lines) + "\n)"
 
 
-def _check_dtypes(params: Iterable[Tensor]) -> None:
-    """What is frozen may be anything, as the half or quantized base of an adapter."""
-    for p in params:
-        if p.requires_grad and p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
-            raise ValueError(
-                f"parameters must be float32, float64 or bfloat16, and one is {p.dtype}: "
-                "keep float32 parameters and compute in lower precision with torch.autocast, "
-                "or view a complex one as real (torch.view_as_real)"
-            )
+class Moves:
+    """The moves of an optimizer, one for each set of groups that step together; chosen anew where tensors change.
+
+    Args:
+        choose: makes a move for these proposals, keeping x in these buffers.
+    """
+
+    def __init__(self, choose: Callable[[Sequence[Proposal], dict[Tensor, Tensor]], Move]) -> None:
+        self._choose = choose
+        self._made: dict[int, tuple[Any, Move]] = {}
+        self._buffers: dict[Tensor, Tensor] = {}
+
+    def __call__(self, proposals: Sequence[Proposal], number: int = 0) -> Move:
+        """The move of set `number`, for this step's tensors."""
+        layout = [(id(p.regularizer), [_layout(x, g) for x, g in zip(p.xs, p.gs, strict=True)]) for p in proposals]
+        known, move = self._made.get(number, (None, None))
+        if move is None or known != layout or not move.use(proposals):
+            move = self._choose(proposals, self._buffers)
+            self._made[number] = (layout, move)
+            move.use(proposals)
+        return move
 
 
-def _with_weights(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """A parameter's state with the weights of its averages converted."""
-    return {name: convert(value) if name.endswith("_weight") else value for name, value in state.items()}
+def _layout(x: Tensor, g: Tensor) -> tuple[Any, ...]:
+    return id(x), x.dtype, x.device, x.shape, x.stride(), g.dtype, g.device

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..regularizers.base import Regularizer, check_regularizer
 
@@ -96,3 +97,14 @@ def some(names: Sequence[str], most: int = 6) -> str:
     """The first of these names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def check_dtypes(params: Iterable[Tensor]) -> None:
+    """What is frozen may be anything, as the half or quantized base of an adapter."""
+    for p in params:
+        if p.requires_grad and p.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            raise ValueError(
+                f"parameters must be float32, float64 or bfloat16, and one is {p.dtype}: "
+                "keep float32 parameters and compute in lower precision with torch.autocast, "
+                "or view a complex one as real (torch.view_as_real)"
+            )

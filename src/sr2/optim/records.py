@@ -1,4 +1,4 @@
-"""What a user reads of steps: the last one, and how many of each fate."""
+"""What a user reads of steps: the last one, how many of each fate, and the sums behind `stationarity`."""
 
 from __future__ import annotations
 
@@ -55,3 +55,15 @@ class Counts(NamedTuple):
     broken: Tensor
     untested: Tensor
     """x moved on trust."""
+
+
+class Moments(NamedTuple):
+    """The sums behind `stationarity`, as 0-dim tensors: they start at zero."""
+
+    weight: Tensor
+    """of the steps' weights"""
+    weight_squared: Tensor
+    square: Tensor
+    """of |s|^2"""
+    fourth: Tensor
+    """of |s|^4"""

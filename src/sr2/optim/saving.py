@@ -9,7 +9,7 @@ whatever is in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,3 +82,8 @@ def from_line(line: object) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise ValueError(f"a saved state must be a dict or a line of JSON with one, and is {line!r}")
     return read
+
+
+def with_weights(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """A parameter's state with the weights of its averages converted."""
+    return {name: convert(value) if name.endswith("_weight") else value for name, value in state.items()}

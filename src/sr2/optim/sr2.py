@@ -319,6 +319,12 @@ class SR2(Reading, ProximalOptimizer):
 
     # ---- state
 
+    @property
+    def _reaching(self) -> bool:
+        """Whether some R is on its way."""
+        own = (group["regularizer"] for group in self.param_groups)
+        return any(mine is not R for mine, R in zip(self._in_force, own, strict=False))  # none before the first step
+
     def _strengthened(self, regularizer: Regularizer | None, params: Sequence[Tensor]) -> Regularizer | None:
         own = regularizer is None or self.reach is None or start.is_kept(regularizer, params, self._processes)
         return regularizer if own else regularizer.at_strength(self._search.share)  # type: ignore[union-attr]

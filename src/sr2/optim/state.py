@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +13,12 @@ from torch import Tensor
 
 from ..regularizers.base import Step
 from ..telling import tell
-from .parts.decay import share
+from .parts.decay import MOST_AT_ONCE, share
 from .parts.rules import Evidence, Verdict
 from .parts.schedules import Reach, Schedule
 from .parts.testing import LARGEST, Pace
-from .records import Counts, Figures, StepInfo
+from .records import Counts, Figures, Moments, StepInfo
 from .theory.stationarity import FORGET
-
-MOST_AT_ONCE = 0.1
-"""The largest share of a weight that a decay takes in one step under R. Where sigma falls far below the usual one, as
-where the solution is far from x_0, w / sigma may exceed 2, and each step would turn the weights around."""
 
 
 class Outcome(NamedTuple):
@@ -79,26 +76,16 @@ class Outcome(NamedTuple):
         return Outcome(no, yes, no, no, torch.full_like(evidence.ss, math.nan), state.sigma, evidence, {})
 
 
-class Moments(NamedTuple):
-    """The sums behind `stationarity`, as 0-dim tensors: they start at zero."""
+def sums_after(sums: Tensor, ss: Tensor, counts: Tensor) -> Tensor:
+    """The sums behind `Moments` after one more step, where the 0-dim tensor `counts` is true; no host read."""
+    one = torch.ones_like(ss)
+    return torch.where(counts, _left_of_sums(sums.device) * sums + torch.stack([one, one, ss, ss * ss]), sums)
 
-    weight: Tensor
-    """of the steps' weights"""
-    weight_squared: Tensor
-    square: Tensor
-    """of |s|^2"""
-    fourth: Tensor
-    """of |s|^4"""
 
-    def after(self, ss: Tensor, counts: Tensor) -> Moments:
-        """The sums after one more step, where the 0-dim tensor `counts` is true; no host read."""
-        new = Moments(
-            FORGET * self.weight + 1,
-            FORGET**2 * self.weight_squared + 1,
-            FORGET * self.square + ss,
-            FORGET * self.fourth + ss * ss,
-        )
-        return Moments(*(torch.where(counts, after, before) for after, before in zip(new, self, strict=True)))
+@functools.cache
+def _left_of_sums(device: torch.device) -> Tensor:
+    """What a step leaves of each of them."""
+    return torch.tensor([FORGET, FORGET**2, FORGET, FORGET], dtype=torch.float64, device="cpu").to(device)
 
 
 @dataclass
@@ -110,9 +97,10 @@ class SearchState:
     """
 
     sigma: Tensor
-    counts: Counts
-    moments: Moments
-    """Of |s|^2 over accepted steps, behind `stationarity`."""
+    fates: Tensor
+    """How many steps had each fate, in the order of `Counts`."""
+    sums: Tensor
+    """Of |s|^2 over accepted steps, behind `stationarity`, in the order of `Moments`."""
     figures: Figures
     memory: dict[str, Tensor]
     """What the rule, the schedule and the tests remember, by name."""
@@ -144,8 +132,8 @@ class SearchState:
         """On the host; sigma None is to be estimated."""
         return SearchState(
             sigma=_float(math.nan if sigma is None else sigma),
-            counts=Counts(*(torch.zeros((), dtype=torch.int64, device="cpu") for _ in Counts._fields)),
-            moments=Moments(*(_float(0.0) for _ in Moments._fields)),
+            fates=torch.zeros(len(Counts._fields), dtype=torch.int64, device="cpu"),
+            sums=torch.zeros(len(Moments._fields), dtype=torch.float64, device="cpu"),
             figures=Figures(*(_float(math.nan) for _ in Figures._fields)),
             memory={name: _float(value) for name, value in memory.items()},
             share=_float(1.0),
@@ -156,16 +144,25 @@ class SearchState:
     @property
     def steps(self) -> Tensor:
         """How many steps were taken, whatever became of them."""
-        return torch.stack(self.counts).sum()
+        return self.fates.sum()
+
+    @property
+    def counts(self) -> Counts:
+        """The counters by name, as views."""
+        return Counts(*self.fates.unbind())
+
+    @property
+    def moments(self) -> Moments:
+        """The sums by name, as views."""
+        return Moments(*self.sums.unbind())
 
     def steps_after(self, outcome: Outcome) -> Tensor:
         """`steps`, once this outcome is recorded."""
         return self.steps if outcome.steps is None else outcome.steps
 
     def decay_of(self, group: Mapping[str, Any], usual: float = math.inf) -> Step:
-        """w of the decay w x'Dx / 2 of a group, less where sigma is far below the usual one: no step takes more than w /
-        usual of a weight, or `MOST_AT_ONCE` under R. A share per step is one of sigma as that is without the cooldown.
-        """
+        """w of the decay w x'Dx / 2 of a group: no step takes more than w / usual of a weight, or `MOST_AT_ONCE` under R.
+        A share per step is one of sigma as that is without the cooldown."""
         w = group["weight_decay"]
         kappa = None if isinstance(w, float) and 0 <= w < math.inf else share(w)
         if kappa is None:
@@ -183,7 +180,7 @@ class SearchState:
 
     def counted(self, *, untested: bool) -> dict[str, int]:
         """The counters by name, with or without that one."""
-        counts = dict(zip(Counts._fields, torch.stack(self.counts).tolist(), strict=True))
+        counts = dict(zip(Counts._fields, self.fates.tolist(), strict=True))
         return counts if untested else {name: n for name, n in counts.items() if name != "untested"}
 
     def failures(self) -> int:
@@ -209,18 +206,17 @@ class SearchState:
         if evidence is None:
             return
         accepted, null, sound, tested = outcome.accepted, outcome.null, outcome.sound, outcome.tested
-        counts = self.counts
+        passed, no = sound & (accepted | null), torch.zeros_like(sound)
         if tested:
-            fates = (accepted, sound & ~(accepted | null), null, ~(sound | null))
-            torch._foreach_add_((counts.accepted, counts.rejected, counts.null, counts.broken), fates)
+            fates = Counts(accepted, sound ^ passed, null, ~(sound | null), no)
         else:  # what fails is put back, as where a test rejects it
-            torch._foreach_add_((counts.untested, counts.rejected, counts.null), (accepted, ~sound, null))
+            fates = Counts(no, ~sound, null, no, accepted)
+        self.fates += torch.stack(fates)
         self.sigma.copy_(outcome.sigma)
         for name, value in outcome.memory.items():
             self.memory[name].copy_(value)
-        passed = accepted | (null & sound)
         if tested:
-            torch._foreach_copy_(list(self.moments), self.moments.after(evidence.ss, passed))
+            self.sums.copy_(sums_after(self.sums, evidence.ss, passed))
         if tested and (largest := self.memory.get(LARGEST)) is not None:
             larger = torch.maximum(largest, evidence.loss.abs())
             largest.copy_(torch.where(passed | (sound & (largest == 0)), larger, largest))
@@ -291,8 +287,7 @@ class SearchState:
     def to(self, device: torch.device | str) -> None:
         """Every number a step changes goes to this device."""
         self.sigma = self.sigma.to(device)
-        self.counts = Counts(*(n.to(device) for n in self.counts))
-        self.moments = Moments(*(n.to(device) for n in self.moments))
+        self.fates, self.sums = self.fates.to(device), self.sums.to(device)
         self.figures = Figures(*(n.to(device) for n in self.figures))
         self.memory = {name: n.to(device) for name, n in self.memory.items()}
         self.share = self.share.to(device)

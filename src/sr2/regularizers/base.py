@@ -13,7 +13,9 @@ takes from the first point.
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, ClassVar, TypeGuard, overload
@@ -202,6 +204,30 @@ class Scaled(Regularizer):
 
     def __repr__(self) -> str:
         return repr(self.regularizer)  # a share is where a run is, not what it minimizes
+
+
+class Blocks(Regularizer):
+    """Several separable R's, each on so many entries of one tensor, as tensors lie end to end. The prox is in place."""
+
+    diagonal = True
+
+    def __init__(self, blocks: Sequence[tuple[Regularizer, int]]) -> None:
+        self._blocks: list[tuple[Regularizer, slice]] = []
+        end = 0
+        for R, of_x in itertools.groupby(blocks, key=operator.itemgetter(0)):
+            start, end = end, end + sum(n for _, n in of_x)
+            self._blocks += [] if R is ZERO else [(R, slice(start, end))]
+
+    def prox_of(self, xs: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
+        (x,), (step,) = xs, steps
+        for R, at in self._blocks:
+            own = step[at] if isinstance(step, Tensor) and step.dim() > 0 else step
+            x[at] = R.prox_of([x[at]], [own])[0]
+        return [x]
+
+    def decrease_of(self, xs: Sequence[Tensor], zs: Sequence[Tensor]) -> Tensor:
+        (x,), (z,) = xs, zs
+        return add([R.decrease_of([x[at]], [z[at]]) for R, at in self._blocks])
 
 
 # ---- checks: one sentence that names the value and the way out

@@ -11,7 +11,7 @@ keeps x before it writes it, and notes that it has: an interrupt at any point ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -75,6 +75,13 @@ def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
     return torch.sub(x, u, out=u) if not torch.compiler.is_compiling() and u.shape == x.shape else x - u
 
 
+def _first(n: int, c: Step) -> Step:
+    """c with zeros after its first n entries, in place."""
+    if isinstance(c, Tensor) and c.dim() > 0 and n < c.numel():
+        c[n:].zero_()
+    return c
+
+
 # ---- one group, one step
 
 
@@ -95,8 +102,8 @@ class Proposal:
     states: list[State]
     decay: Step = 0.0
     """w of w x'Dx / 2, D the metric without sigma."""
-    decaying: Sequence[bool] = ()
-    """Which tensors it concerns."""
+    decaying: Sequence[int] = ()
+    """How many entries of each tensor it concerns: all, none, or the first ones of tensors laid end to end."""
     returns: float = 1.0
     """How many times as large the metric is, under a budget, where x is zero."""
     counted: list[bool] = field(default_factory=list)
@@ -112,6 +119,7 @@ class Proposal:
 
     def __post_init__(self) -> None:
         self.counted = self.counted or [True] * len(self.xs)
+        self.decaying = self.decaying or [0] * len(self.xs)
 
     @property
     def decays_any(self) -> bool:
@@ -147,7 +155,7 @@ class Proposal:
             raise ValueError(NO_SPARSE)
         counted = [together.mesh is None or together.counts(p) for p in chosen]
         mine = [states[p] for p in chosen]
-        decays = (decay, [p.dim() >= least_dim for p in chosen])
+        decays = (decay, [x.numel() if p.dim() >= least_dim else 0 for p, x in zip(chosen, xs, strict=True)])
         return Proposal(regularizer, xs, gs, step, metric, direction, mine, *decays, returns, counted, together)
 
     def turn(self) -> None:
@@ -165,8 +173,9 @@ class Proposal:
             self.vs, remembered = self.direction.update(self.gs, self.states)
             self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
         if self.decays_any:
-            self.decays = [self.decay * d if of_x else 0.0 for d, of_x in zip(D, self.decaying, strict=True)]
-            self.vs = [wide(v) + c * wide(x) for v, c, x in zip(self.vs, self.decays, self.xs, strict=True)]
+            self.decays = [_first(n, self.decay * d) if n else 0.0 for d, n in zip(D, self.decaying, strict=True)]
+            rows = zip(self.vs, self.decays, self.xs, self.decaying, strict=True)
+            self.vs = [wide(v) + c * wide(x) if n else v for v, c, x, n in rows]
 
     def noise(self, kept: Sequence[Tensor], *, of_batch: bool) -> Tensor:
         """(g - v)'s for s = x - kept, less s'Cs / 2 of a decay x'Cx / 2, over what this process counts, in float64.
@@ -211,8 +220,8 @@ class Move(Protocol):
 
     proposals: Sequence[Proposal]
 
-    def use(self, proposals: Sequence[Proposal]) -> None:
-        """Take this step's tensors."""
+    def use(self, proposals: Sequence[Proposal]) -> bool:
+        """Take this step's tensors; False, and nothing is taken, where their states are not as this move left them."""
 
     def to_trial(self, *, tested: bool = True) -> Model:
         """x <- x + s; the scalars of the model, summed over the groups.
@@ -246,14 +255,6 @@ class Move(Protocol):
         """x <- the points, where the flag is true."""
 
 
-def settle_on_host(move: Move, outcome: Outcome) -> None:
-    """`Move.settle` where the outcome may be looked at."""
-    if outcome.learns:
-        move.commit(None)
-    if not outcome.accepted:
-        move.put_back()
-
-
 class ByGroup:
     """Moves group by group, each in the ways that fit its tensors, and keeps x.
 
@@ -267,18 +268,23 @@ class ByGroup:
         self, ways: Sequence[Sequence[tuple[Way, Sequence[int]]]], kept: Sequence[list[Tensor]], capturable: bool
     ) -> None:
         self.proposals: Sequence[Proposal] = ()
-        self.kept = kept
-        self._ways, self._capturable = ways, capturable
+        self._groups: Sequence[Proposal] = ()
+        self._kept, self._ways, self._capturable = kept, ways, capturable
         self._moved: list[Piece] = []
 
-    def use(self, proposals: Sequence[Proposal]) -> None:
-        self.proposals, self._moved = proposals, []
+    @property
+    def kept(self) -> Sequence[Sequence[Tensor]]:
+        return self._kept
+
+    def use(self, proposals: Sequence[Proposal]) -> bool:
+        self.proposals, self._groups, self._moved = proposals, proposals, []
         for p in proposals:
             p.turn()
+        return True
 
     def to_trial(self, *, tested: bool = True) -> Model:
         models = []
-        for p, kept, ways in zip(self.proposals, self.kept, self._ways, strict=True):
+        for p, kept, ways in zip(self._groups, self._kept, self._ways, strict=True):
             try:
                 pieces = [(way, _some(numbers, p.xs, kept, p.vs, p.steps)) for way, numbers in ways]
                 models.append(add_models([way(piece, p.regularizer, self._keep) for way, piece in pieces]))
@@ -287,9 +293,9 @@ class ByGroup:
         return add_models(models)
 
     def noise(self, *, of_batch: bool) -> Tensor | None:
-        if not any(p.decays_any or (of_batch and p.direction is not None) for p in self.proposals):
+        if not any(p.decays_any or (of_batch and p.direction is not None) for p in self._groups):
             return None
-        return add([p.noise(kept, of_batch=of_batch) for p, kept in zip(self.proposals, self.kept, strict=True)])
+        return add([p.noise(kept, of_batch=of_batch) for p, kept in zip(self._groups, self._kept, strict=True)])
 
     def put_back(self) -> None:
         for piece in self._moved:
@@ -297,15 +303,18 @@ class ByGroup:
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
-            settle_on_host(self, outcome)
+            if outcome.learns:
+                self.commit(None)
+            if not outcome.accepted:
+                self.put_back()
             return
-        for p, kept in zip(self.proposals, self.kept, strict=True):
+        for p, kept in zip(self._groups, self._kept, strict=True):
             for x, old in zip(p.xs, kept, strict=True):
                 x.copy_(torch.where(outcome.accepted, x, old))  # a choice, so that no NaN leaks
         self.commit(outcome.learns)
 
     def commit(self, sound: Tensor | None) -> None:
-        for p in self.proposals:
+        for p in self._groups:
             p.commit(sound)
 
     def toward(self, averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor) -> None:
@@ -317,32 +326,6 @@ class ByGroup:
     def _keep(self, piece: Piece) -> None:
         torch._foreach_copy_(list(piece.olds), list(piece.xs))
         self._moved.append(piece)
-
-
-class Moves:
-    """The moves of an optimizer, one for each set of groups that step together; chosen anew where tensors change.
-
-    Args:
-        choose: makes a move for these proposals, keeping x in these buffers.
-    """
-
-    def __init__(self, choose: Callable[[Sequence[Proposal], dict[Tensor, Tensor]], Move]) -> None:
-        self._choose = choose
-        self._made: dict[int, tuple[Any, Move]] = {}
-        self._buffers: dict[Tensor, Tensor] = {}
-
-    def __call__(self, proposals: Sequence[Proposal], number: int = 0) -> Move:
-        """The move of set `number`, for this step's tensors."""
-        layout = [(id(p.regularizer), [_layout(x, g) for x, g in zip(p.xs, p.gs, strict=True)]) for p in proposals]
-        if number not in self._made or self._made[number][0] != layout:
-            self._made[number] = (layout, self._choose(proposals, self._buffers))
-        move = self._made[number][1]
-        move.use(proposals)
-        return move
-
-
-def _layout(x: Tensor, g: Tensor) -> tuple[Any, ...]:
-    return id(x), x.dtype, x.device, x.shape, x.stride(), g.dtype, g.device
 
 
 def _some(numbers: Sequence[int], *rows: Sequence[Any]) -> Piece:

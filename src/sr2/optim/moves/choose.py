@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from ...numerics import RUN
 from .base import ByGroup, Move, Proposal
 from .compiled import compiled
-from .flat import chunked, joined
+from .flat import EndToEnd, Layout, chunked, decays_of, joined, past, rows, under
 from .fused import FusedMove
 from .loop import counting, loop, uncounted
 from .pieces import Way
@@ -20,6 +22,8 @@ SMALL = 32 * RUN
 """A tensor of so many entries or fewer is laid end to end with others of its kind, on the CPU too."""
 JOINED = 256 * RUN
 """And so many at most together, which stay in the cache."""
+Ways = list[tuple[Way, list[int]]]
+"""Of a group, with the numbers of the tensors that go each of them."""
 
 
 def choose(
@@ -41,11 +45,49 @@ def choose(
     """
     if foreach is None and all(all(p.counted) for p in proposals) and FusedMove.fits(proposals):
         return FusedMove(capturable=capturable)
+    remembers = any(
+        p.metric is not None or p.direction is not None for p in proposals
+    )  # else `joined` takes fewer calls
+    if foreach is not False and not compile and not capturable and remembers:
+        layouts = [_layout(numbers, [proposals[i] for i in numbers]) for numbers in _together(proposals)]
+        if any(layout.sets for layout in layouts):
+            xs = [[x for i in layout.groups for x in proposals[i].xs] for layout in layouts]
+            others = [[row[i] for i in layout.others] for layout, row in zip(layouts, xs, strict=True)]
+            return EndToEnd(layouts, [_kept(row, buffers) for row in others])
     ways = [_ways(p, flat=foreach is not False, compile=compile) for p in proposals]
     return ByGroup(ways, [_kept(p.xs, buffers) for p in proposals], capturable)
 
 
-def _ways(p: Proposal, *, flat: bool, compile: bool) -> list[tuple[Way, list[int]]]:  # noqa: A002
+def _together(proposals: Sequence[Proposal]) -> list[list[int]]:
+    """The groups whose tensors are one to metric, direction and R, as long as they have one decay; the others alone."""
+    fit = [i for i, p in enumerate(proposals) if _entrywise(p)]
+    if len(decays_of([proposals[i] for i in fit])) > 1:
+        fit = fit[:1]
+    return [*([fit] if fit else []), *([i] for i in range(len(proposals)) if i not in fit)]
+
+
+def _entrywise(p: Proposal) -> bool:
+    entrywise = all(part is None or part.entrywise for part in (p.metric, p.direction))
+    return entrywise and p.regularizer.separable and all(p.counted) and all(x.is_cpu for x in p.xs)
+
+
+def _layout(numbers: Sequence[int], ps: Sequence[Proposal]) -> Layout:
+    """How the tensors of groups that take the same step are laid out: in sets, what decays first; and the others."""
+    xs, gs, states, decaying = rows(ps)
+    groups = {i: len(p.xs) for i, p in zip(numbers, ps, strict=True)}
+    if not _entrywise(ps[0]):
+        return Layout(groups, ps, [], range(len(xs)), _ways(ps[0], flat=True, compile=False))
+    alone = ps[0].metric is None  # one number is then the decay of a whole tensor
+    pasts = [(alone and n > 0, past(x, state)) for n, x, state in zip(decaying, xs, states, strict=True)]
+    sets, others = _apart(xs, gs, pasts)
+    sets = [sorted(numbers, key=lambda i: not decaying[i]) for numbers in sets]
+    owners = [p.regularizer for p in ps for _ in p.xs]
+    by_R = itertools.groupby(range(len(others)), key=lambda k: id(owners[others[k]]))
+    ways: Ways = [(under(owners[others[of_R[0]]], chunked), of_R) for of_R in (list(of_R) for _, of_R in by_R)]
+    return Layout(groups, ps, sets, others, ways)
+
+
+def _ways(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002
     """The ways of one group, with the numbers of the tensors that go each of them."""
     everything = list(range(len(p.xs)))
     if not p.regularizer.separable:
@@ -58,13 +100,13 @@ def _ways(p: Proposal, *, flat: bool, compile: bool) -> list[tuple[Way, list[int
         return [(loop, everything)]
     if all(x.is_cuda for x in p.xs) and len({(x.dtype, x.device) for x in p.xs}) == 1:
         return [(joined, everything)]
-    small, large = _apart(p.xs, p.gs)
+    small, large = _apart(p.xs, p.gs, [None] * len(p.xs))
     return [*((joined, numbers) for numbers in small), *([(chunked, large)] if large else [])]
 
 
-def _counted_apart(p: Proposal, *, flat: bool, compile: bool) -> list[tuple[Way, list[int]]]:  # noqa: A002
+def _counted_apart(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002
     """The ways of the tensors whose sums this process counts, and of those that another one does."""
-    ways: list[tuple[Way, list[int]]] = []
+    ways: Ways = []
     for counts in (True, False):
         numbers = [i for i, counted in enumerate(p.counted) if counted == counts]
         if not numbers:
@@ -75,24 +117,18 @@ def _counted_apart(p: Proposal, *, flat: bool, compile: bool) -> list[tuple[Way,
     return ways
 
 
-def _apart(xs: Sequence[Tensor], gs: Sequence[Tensor]) -> tuple[list[list[int]], list[int]]:
-    """The small tensors, if there are several of one kind, in sets that stay in the cache; and the rest."""
-    kind = (xs[0].dtype, xs[0].device)
-    sets: list[list[int]] = []
-    large: list[int] = []
-    room = 0
-    for i, (x, g) in enumerate(zip(xs, gs, strict=True)):
-        if x.numel() > SMALL or not (x.dtype, x.device) == kind == (g.dtype, g.device):
-            large.append(i)
-            continue
-        room -= x.numel()
-        if not sets or room < 0:
-            sets.append([])
-            room = JOINED - x.numel()
-        sets[-1].append(i)
-    if sum(map(len, sets)) < 2:
-        return [], list(range(len(xs)))
-    return sets, large
+def _apart(xs: Sequence[Tensor], gs: Sequence[Tensor], kinds: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
+    """The small tensors, where there are several of one kind, in sets that stay in the cache; and the rest."""
+    sets: dict[Any, list[list[int]]] = {}
+    for i, (x, g, kind) in enumerate(zip(xs, gs, kinds, strict=True)):
+        if x.numel() <= SMALL and (x.dtype, x.device) == (g.dtype, g.device):
+            alike = sets.setdefault((x.dtype, x.device, kind), [[]])
+            if sum(xs[j].numel() for j in alike[-1]) + x.numel() > JOINED:
+                alike.append([])
+            alike[-1].append(i)
+    several = [numbers for alike in sets.values() for numbers in alike if sum(map(len, alike)) > 1]
+    chosen = {i for numbers in several for i in numbers}
+    return several, [i for i in range(len(xs)) if i not in chosen]
 
 
 def _kept(xs: Sequence[Tensor], buffers: dict[Tensor, Tensor]) -> list[Tensor]:

@@ -79,7 +79,7 @@ class FusedMove:
             for p in proposals
         )
 
-    def use(self, proposals: Sequence[Proposal]) -> None:
+    def use(self, proposals: Sequence[Proposal]) -> bool:
         """Take this step's groups; tables are made anew only where the tensors have changed."""
         self.proposals = proposals
         direction, metric = proposals[0].direction, proposals[0].metric  # one for all
@@ -95,6 +95,7 @@ class FusedMove:
         if layout != self._layout:
             self._lay_out(layout)
         self._moments.find(self._xs, self._states)
+        return True
 
     def to_trial(self, *, tested: bool = True) -> Model:
         self._keeps = tested or not capturing()  # nothing interrupts a graph

@@ -26,6 +26,9 @@ from ...checks import check_integer, is_real, shown
 from ...regularizers.base import Regularizer
 
 PER_STEP = "/step"
+MOST_AT_ONCE = 0.1
+"""The largest share of a weight that a decay takes in one step under R. Where sigma falls far below the usual one, as
+where the solution is far from x_0, w / sigma may exceed 2, and each step would turn the weights around."""
 AUTO = "auto"
 SHARE = 0.0036
 """w times the size of the first weights: where a step is a tenth of them, 0.036 % of a weight is lost."""
