@@ -161,7 +161,7 @@ class SearchState:
         return self.steps if outcome.steps is None else outcome.steps
 
     def decay_of(self, group: Mapping[str, Any], usual: float = math.inf) -> Step:
-        """w of the decay w x'Dx / 2 of a group: no step takes more than w / usual of a weight, or `MOST_AT_ONCE` under R.
+        """w of the decay w x'Dx / 2 of a group: a step takes at most w / usual of a weight, or `MOST_AT_ONCE` under R.
         A share per step is one of sigma as that is without the cooldown."""
         w = group["weight_decay"]
         kappa = None if isinstance(w, float) and 0 <= w < math.inf else share(w)
