@@ -34,8 +34,9 @@ SHARE = 0.0036
 """w times the size of the first weights: where a step is a tenth of them, 0.036 % of a weight is lost."""
 PER_EPOCH = 1.4
 """The same times the steps of an epoch: 14 % of a weight are lost per epoch, so that the window is seven epochs."""
-MOST = 0.03
-"""Of a few steps per epoch: a window of 330 steps is the shortest that networks with norms bear (docs/choices.md)."""
+MOST = 0.01
+"""Of a few steps per epoch: noise in the targets wants three times as much, networks without noise to learn by heart want
+a third (docs/choices.md)."""
 
 
 def share(weight_decay: float | str) -> float | None:
