@@ -35,8 +35,7 @@ SHARE = 0.0036
 PER_EPOCH = 1.4
 """The same times the steps of an epoch: 14 % of a weight are lost per epoch, so that the window is seven epochs."""
 MOST = 0.01
-"""Of a few steps per epoch: noise in the targets wants three times as much, networks without noise to learn by heart want
-a third (docs/choices.md)."""
+"""Of a few steps per epoch: targets with noise want three times as much, those without a third (docs/choices.md)."""
 
 
 def share(weight_decay: float | str) -> float | None:
