@@ -9,7 +9,7 @@ from torch import nn
 from sr2 import L0, L1, SR2, L0Ball, ProxGEN
 from sr2.optim.moves import choose
 from sr2.optim.moves.base import ByGroup
-from sr2.optim.moves.flat import EndToEnd
+from sr2.optim.moves.laid import EndToEnd
 from sr2.optim.parts.metrics import Adam
 
 

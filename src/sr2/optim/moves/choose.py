@@ -13,8 +13,9 @@ from torch import Tensor
 from ...numerics import RUN
 from .base import ByGroup, Move, Proposal
 from .compiled import compiled
-from .flat import EndToEnd, Layout, chunked, decays_of, joined, past, rows, under
+from .flat import chunked, joined
 from .fused import FusedMove
+from .laid import EndToEnd, Layout, decays_of, past, rows, under
 from .loop import counting, loop, uncounted
 from .pieces import Way
 
@@ -45,9 +46,8 @@ def choose(
     """
     if foreach is None and all(all(p.counted) for p in proposals) and FusedMove.fits(proposals):
         return FusedMove(capturable=capturable)
-    remembers = any(
-        p.metric is not None or p.direction is not None for p in proposals
-    )  # else `joined` takes fewer calls
+    # Where nothing is remembered, `joined` takes fewer calls.
+    remembers = any(p.metric is not None or p.direction is not None for p in proposals)
     if foreach is not False and not compile and not capturable and remembers:
         layouts = [_layout(numbers, [proposals[i] for i in numbers]) for numbers in _together(proposals)]
         if any(layout.sets for layout in layouts):
