@@ -189,7 +189,7 @@ def test_a_smaller_budget_that_is_given_between_steps_is_entered(fits, monkeypat
     """On the device nobody looks whether x has left R's domain: any step into it is accepted, and sigma stays."""
     monkeypatch.setattr(FusedMove, "fits", staticmethod(lambda _: fits))
     model, x, y = nn.Linear(12, 10), torch.randn(64, 12), torch.randn(64, 10)
-    optimizer = SR2(model, L0Ball(k=60), sigma=30.0, capturable=True)
+    optimizer = SR2(model, L0Ball(k=60), sigma=30.0, capturable=True, reach=None)
     for _ in range(3):
         optimizer.step(lambda: F.mse_loss(model(x), y))
     before = optimizer.sigma
