@@ -233,7 +233,7 @@ def quadratic(xs):
 def test_an_interrupt_anywhere_in_the_move_leaves_x(R, foreach, monkeypatch):
     xs = [nn.Parameter(x) for x in tensors()]
     start = [x.detach().clone() for x in xs]
-    optimizer = SR2(xs, R, sigma=SIGMA, foreach=foreach)
+    optimizer = SR2(xs, R, sigma=SIGMA, foreach=foreach, reach=None)
     optimizer.step(lambda: quadratic(xs))  # what is kept is now another point, which nobody may come back to
     with torch.no_grad():
         for x, old in zip(xs, start, strict=True):
@@ -287,7 +287,7 @@ def test_a_rejected_step_restores_every_bit(R, compiled):
     with torch.no_grad():
         xs[0][:3] = torch.tensor([-0.0, 1e-45, 0.0])
     start = [x.detach().clone() for x in xs]
-    optimizer = SR2(xs, R, sigma=1e-3, compile=compiled)
+    optimizer = SR2(xs, R, sigma=1e-3, compile=compiled, reach=None)
     optimizer.step(lambda: quadratic(xs) + sum(x.abs().sum() for x in xs))
     assert optimizer.counts["rejected"] == 1
     assert all(same_bits(x.detach(), old) for x, old in zip(xs, start, strict=True))
@@ -303,7 +303,7 @@ def test_compiled_steps_follow_the_loop(R, options):
     found = []
     for path in ({"foreach": False}, {"compile": True}):
         xs = [nn.Parameter(x) for x in tensors(torch.float64)]
-        optimizer = SR2(xs, R, sigma=SIGMA, **options, **path)
+        optimizer = SR2(xs, R, sigma=SIGMA, reach=None, **options, **path)
         for t in range(6):
             optimizer.step(lambda xs=xs, t=t: quadratic(xs) + 0.1 * sum((9 * x + t).cos().sum() for x in xs))
         found.append((xs, optimizer.counts, optimizer.sigma))

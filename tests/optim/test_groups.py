@@ -101,7 +101,9 @@ def test_the_first_match_wins():
 
 def test_rules_reach_the_optimizer():
     model = network()
-    optimizer = SR2(param_groups(model, [("*.bias", None), ("0.weight", L1(0.1)), ("*", L0Ball(k=3))]), sigma=1.0)
+    optimizer = SR2(
+        param_groups(model, [("*.bias", None), ("0.weight", L1(0.1)), ("*", L0Ball(k=3))]), sigma=1.0, reach=None
+    )
     assert [g["regularizer"] for g in optimizer.param_groups] == [None, L1(0.1), L0Ball(k=3)]
     assert sum(len(g["params"]) for g in optimizer.param_groups) == 6
 

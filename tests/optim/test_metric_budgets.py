@@ -73,7 +73,7 @@ def test_sr2_descends(R, metric):
 def test_andreis_first_steps_are_not_too_long_for_the_tolerant(R, momentum):
     """The first D is 1 and the second at its floor, a hundredth: sigma_0 was too small for that by as much."""
     model, loss = problem()
-    optimizer = SR2(model, R, metric="andrei", momentum=momentum)
+    optimizer = SR2(model, R, metric="andrei", momentum=momentum, reach=None)
     losses = [float(optimizer.step(loss)) for _ in range(15)]
     assert optimizer.counts["accepted"] >= 12
     assert losses[:5] == sorted(losses[:5], reverse=True)
@@ -111,7 +111,7 @@ def test_under_a_budget_of_sr2_a_zero_must_be_wanted_four_times_as_much(R, kind,
         ProxGEN(weights, R, lr=0.1, metric="adam").step()
         found = weights
     else:
-        (proposal,) = SR2(weights, R, sigma=10.0, momentum=0.0, weight_decay=0.0)._proposals()
+        (proposal,) = SR2(weights, R, sigma=10.0, momentum=0.0, weight_decay=0.0, reach=None)._proposals()
         proposal.turn()
         found = proposal.regularizer.prox_of(us, proposal.steps)
     for x, z in zip(found, expected, strict=True):

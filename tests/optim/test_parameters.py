@@ -45,7 +45,7 @@ def test_unfreezing(case):
 
 def test_a_budget_over_the_group_holds_for_tensors_without_a_gradient_too():
     a, b = nn.Parameter(torch.tensor([3.0, 0.0])), nn.Parameter(torch.tensor([2.0, 0.0]))
-    optimizer = SR2([a, b], L0Ball(k=2), sigma=2.0)
+    optimizer = SR2([a, b], L0Ball(k=2), sigma=2.0, reach=None)
     for _ in range(5):
         optimizer.step(lambda: (a - torch.tensor([3.0, 4.0])).square().sum())
         assert (torch.cat([a, b]) != 0).sum() <= 2

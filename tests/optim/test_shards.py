@@ -52,7 +52,7 @@ NAMED = {
     "NM": NM(2, 4),
 }
 ALGORITHM_1 = {"sigma": 0.3, "rule": Ratio(eta2=0.5, gamma3=0.8), "metric": None, "momentum": 0.0, "average": False}
-EVERYTHING = {"sigma": "auto", "rule": Tolerant(), "metric": "adam", "momentum": 0.9, "average": True}
+EVERYTHING = {"sigma": "auto", "rule": Tolerant(), "metric": "adam", "momentum": 0.9, "average": True, "reach": None}
 X = torch.randn(64, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(64, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
@@ -74,7 +74,7 @@ OTHERS = {
     "Nuclear": sr2(Nuclear(1e-2), ALGORITHM_1),
     "Nuclear, all options": sr2(Nuclear(1e-3), EVERYTHING),
     "Box": sr2(Box(-0.3, 0.3), ALGORITHM_1),
-    "reach": sr2(L0Ball(density=0.3), EVERYTHING, reach=(2, 9)),
+    "reach": sr2(L0Ball(density=0.3), {**EVERYTHING, "reach": (2, 9)}),
     "on trust": sr2(L0(1e-3), EVERYTHING, test_every=4),
     "KeepZeros": healing,
     "ProxGEN": lambda model: ProxGEN(model, Nuclear(1e-3), lr=0.02, momentum=0.9, metric="adam"),

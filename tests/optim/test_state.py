@@ -29,7 +29,7 @@ def of(case, options):
 CASES = {
     **{f"{case.name} {options}": of(case, options) for case, options in SETS},
     "SR2 per group": lambda p: SR2(param_groups(p, [("0.*", L1(1e-3)), ("*", None)]), sigma=0.3, momentum=0.9),
-    "SR2 L0Ball": lambda p: SR2(p, L0Ball(density=0.5), sigma=0.3),
+    "SR2 L0Ball": lambda p: SR2(p, L0Ball(density=0.5), sigma=0.3, reach=None),
 }
 QUIET = pytest.mark.filterwarnings("ignore:R\\(x_0\\) is infinite")
 
