@@ -126,7 +126,7 @@ def test_the_committed_results_spare_what_they_have() -> None:
 
 def test_the_time_ends_and_the_same_command_goes_on(small: None, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["paper", "queue", "--rows", "paper", "--epochs", "1", "--device", "cpu"]
-    assert main([*command, "--minutes", "0.005"]) == 0
+    assert main([*command, "--minutes", "1e-6"]) == 0  # shorter than any run
     said = capsys.readouterr().out
     assert "run the same command to go on" in said
     assert main([*command, "--show"]) == 0
