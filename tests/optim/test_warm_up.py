@@ -29,7 +29,7 @@ def train(model, optimizer, steps=60):
 def size(model):
     """By numpy's own sums."""
     weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.dim() > 1]).double().numpy()
-    return math.sqrt((weights[weights != 0] ** 2).mean())
+    return math.sqrt(math.pi / 2) * abs(weights[weights != 0]).mean()
 
 
 @pytest.mark.parametrize("capturable", [False, True])
@@ -51,6 +51,24 @@ def test_a_smaller_sigma_is_left_to_rho():
     optimizer = SR2(model, sigma=5 / size(model), rule=Tolerant(eta2=0.9999))
     first = train(model, optimizer, 1).sigma
     assert train(model, optimizer, 20).sigma == first
+
+
+def test_of_normal_weights_the_size_is_their_root_mean_square_and_few_large_ones_do_not_decide_it():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 3))
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.02)
+    usual = train_once(model).rule.usual
+    assert usual == pytest.approx(10 / 0.02, rel=0.03)
+    with torch.no_grad():
+        model[0].weight[0] *= 50  # one entry in a hundred, as of a SIREN: the root mean square is then five times 0.02
+    assert usual / 2 < train_once(model).rule.usual < usual
+
+
+def train_once(model):
+    optimizer = SR2(model)
+    optimizer.step(lambda: F.cross_entropy(model(torch.ones(4, 100)), torch.tensor([0, 1, 2, 0])))
+    return optimizer
 
 
 def test_zeros_do_not_count():

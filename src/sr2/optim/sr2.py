@@ -94,9 +94,9 @@ class SR2(Reading, ProximalOptimizer):
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
-            themselves per step, without R at most w / usual; also "5e-4/step", and "auto": 0.0036 / rms(x_0), and 0
+            themselves per step, without R at most w / usual; also "5e-4/step", and "auto": 0.0036 / size of x_0, and 0
             under a penalty.
-        steps_per_epoch: len(loader); without R "auto" is then min(0.01, 1.4 / len(loader)) / rms(x_0).
+        steps_per_epoch: len(loader); without R "auto" is then min(0.01, 1.4 / len(loader)) / size of x_0.
         schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
         steps: how many there will be. The last three tenths are a cooldown, and a budget shrinks from step 0.1 n to
             0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.

@@ -259,8 +259,9 @@ class Seen(NamedTuple):
     R: float
     """R(x_0)."""
     size: float
-    """The root mean square of the nonzeros of tensors of two dimensions or more. It is 0, for nothing, where a step of
-    1 / sigma is not to be compared with it, in a metric that does not make steps of that size."""
+    """sqrt(pi/2) times the mean of |x| over the nonzeros of tensors of two dimensions or more: of normal weights it is
+    their root mean square, and a few large ones do not decide it. It is 0, for nothing, where a step of 1 / sigma is not
+    to be compared with it, in a metric that does not make steps of that size."""
     trained: bool
     """The network was trained before: what is learnt does not bear the steps of a fresh one."""
 
@@ -282,9 +283,9 @@ def seen_at_x0(
         return Seen(float(sum(R)), 0.0, trained)
     weights = [local(p).detach() for _, params in penalized for p in params if p.dim() > 1 and together.counts(p)]
     sums = [torch.zeros(2, dtype=torch.float64, device="cpu")]
-    sums += [torch.stack([exact_sum(wide(x).square()).cpu(), (x != 0).sum().double().cpu()]) for x in weights]
-    square, count = together.sum(torch.stack(sums).sum(0)).tolist()
-    return Seen(float(sum(R)), math.sqrt(square / count) if count else 0.0, trained)
+    sums += [torch.stack([exact_sum(wide(x).abs()).cpu(), (x != 0).sum().double().cpu()]) for x in weights]
+    total, count = together.sum(torch.stack(sums).sum(0)).tolist()
+    return Seen(float(sum(R)), math.sqrt(math.pi / 2) * total / count if count else 0.0, trained)
 
 
 def _was_trained(groups: Sequence[Mapping[str, Any]], together: Processes) -> bool:

@@ -2,7 +2,7 @@
 
 A step takes the share w / sigma of a weight, as AdamW takes lr * weight_decay. With Adam's metric, whose steps are
 about 1 / sigma, the weights of a normalized layer settle where w |x|^2 = 1 / (2 sigma), and a step turns them by
-sqrt(2 w / sigma). w has the unit of 1 / x: "auto" is `SHARE` / size, with the root mean square of the weights at x_0.
+sqrt(2 w / sigma). w has the unit of 1 / x: "auto" is `SHARE` / size of the weights at x_0.
 So twice as large a start is the same run, in other units. A w for all networks is not: 0.3 is right for a ResNet-18
 whose weights begin at 0.012, and five times too much for a DenseNet-121 that begins at 0.055 (docs/defaults.md).
 

@@ -239,7 +239,7 @@ class Rule(ABC):
 
         Args:
             R: R(x_0).
-            size: the root mean square of the weights; 0 where a step of 1 / sigma is not to be compared with it, and of
+            size: of the weights, see `start.Seen`; 0 where a step of 1 / sigma is not to be compared with it, and of
                 a network that was trained before.
         """
         return {}

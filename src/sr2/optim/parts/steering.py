@@ -43,8 +43,9 @@ class Tolerant(Rule):
         gamma1: the factor above 1 by which a rejection raises sigma.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
         usual: > 0, where the warm-up ends, and the least sigma_0 that "auto" finds; inf for neither. "auto" is 10 /
-            (root mean square of the weights at x_0) where steps are about 1 / sigma, as in Adam's metric, and inf for a
-            network that was trained before: one with a norm whose scale differs from entry to entry.
+            (size of the weights at x_0, sqrt(pi/2) times their mean |x|) where steps are about 1 / sigma, as in Adam's
+            metric, and inf for a network that was trained before: one with a norm whose scale differs from entry to
+            entry.
     """
 
     rise: float = 1.0
