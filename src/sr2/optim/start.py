@@ -260,8 +260,8 @@ class Seen(NamedTuple):
     """R(x_0)."""
     size: float
     """sqrt(pi/2) times the mean of |x| over the nonzeros of tensors of two dimensions or more: of normal weights it is
-    their root mean square, and a few large ones do not decide it. It is 0, for nothing, where a step of 1 / sigma is not
-    to be compared with it, in a metric that does not make steps of that size."""
+    their root mean square, and a few large ones do not decide it. It is 0, for nothing, where a step of 1 / sigma is
+    not to be compared with it, in a metric that does not make steps of that size."""
     trained: bool
     """The network was trained before: what is learnt does not bear the steps of a fresh one."""
 
