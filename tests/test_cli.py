@@ -121,6 +121,8 @@ def test_version_and_module() -> None:
         ("train --optimizer proxsgd --regularizer l0", "L0(lam=0.001) is not convex, which ProxSGD needs"),
         ("train --data digitz", "did you mean digits"),
         ("train --model cnm", "did you mean cnn"),
+        ("train --regularizer l2", "did you mean ridge?"),
+        ("train --regularizer Lasso", "did you mean l1?"),
         ("train --model mynet.Net", "did you mean mynet:Net"),
         ("train --data ./mydata.py", "your own as module:callable"),
         ("prune", "name at least one run folder"),

@@ -11,6 +11,9 @@ from typing import Any
 
 from .errors import UserError
 
+MEANT = {"l2": "ridge", "weight_decay": "ridge", "lasso": "l1", "group_lasso": "group_l2", "top_k": "l0_ball"}
+"""What others call it: no letters lead from there to our name."""
+
 
 def check_known(kind: str, name: str, known: Iterable[str]) -> None:
     """Raise a UserError that lists the known names and the closest, unless `name` is one of them."""
@@ -19,7 +22,9 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> None:
         return
     module, dot, attribute = name.rpartition(".")
     own = f"{module}:{attribute}" if dot and name.replace(".", "").isidentifier() and attribute != "py" else None
-    close = [own] if own else get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    lower = name.lower()
+    meant = own or (MEANT[lower] if MEANT.get(lower) in names else None)
+    close = [meant] if meant else get_close_matches(lower, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}? " if close else ""
     raise UserError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}, or your own as module:callable")
 
