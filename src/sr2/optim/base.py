@@ -236,22 +236,25 @@ class ProximalOptimizer(torch.optim.Optimizer):
             read.append(self._checked(given))
             return read[0]
 
-        # Behind the hooks of a user, as torch describes them for parameters in another order: they give another state.
+        def finished(_: object) -> None:
+            for name, remembered in self._remembered().items():
+                remembered.load_state_dict(from_line(self.param_groups[0].pop(name)))
+            for group, regularizer in zip(self.param_groups, mine, strict=True):
+                group["regularizer"] = regularizer
+            self._keep_wide(read[0])
+            for p in self._all_parameters():
+                self.state[p] = loaded_entry(p, self.state[p])
+            self._place()
+
+        # Behind the pre-hooks of a user, as torch describes them for parameters in another order: they give another
+        # state. Before the post-hooks, which may read all of it.
         last = self.register_load_state_dict_pre_hook(checked)
+        first = self.register_load_state_dict_post_hook(finished, prepend=True)
         try:
             super().load_state_dict(state_dict)
         finally:
             last.remove()
-        for name, remembered in self._remembered().items():
-            line = self.param_groups[0].pop(name, None)
-            among: Any = self.state  # where the first releases had it, and torch keeps what is no parameter's as it is
-            remembered.load_state_dict(from_line(among.pop(name) if line is None else line))
-        for group, regularizer in zip(self.param_groups, mine, strict=True):
-            group["regularizer"] = regularizer
-        self._keep_wide(read[0])
-        for p in self._all_parameters():
-            self.state[p] = loaded_entry(p, self.state[p])
-        self._place()
+            first.remove()
 
     def _checked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The state as torch is to load it; what is none of this class is an error."""
@@ -260,9 +263,8 @@ class ProximalOptimizer(torch.optim.Optimizer):
                 f"this is not the state of an optimizer, since its keys are {some(list(state_dict))}: load what "
                 "optimizer.state_dict() gave, as saved['optimizer']"
             )
-        later = {name: 0.0 for name in ("weight_decay",) if name in self.defaults}  # SR2 did not always have it
-        groups = [{**later, **g} for g in state_dict["param_groups"]]
-        self._check_state(groups, state_dict["state"])
+        groups = [dict(g) for g in state_dict["param_groups"]]
+        self._check_state(groups)
         for number, (saved, group) in enumerate(zip(groups, self.param_groups, strict=False)):
             if saved.get("regularizer") != repr(regularizer := group["regularizer"]):
                 tell(f"group {number} was saved under {saved.get('regularizer')} and goes on under {regularizer!r}")
@@ -277,10 +279,9 @@ class ProximalOptimizer(torch.optim.Optimizer):
                 if p.dtype == torch.bfloat16 and name in WIDE:
                     self.state[p][name] = value.to(p.device, torch.float32)
 
-    def _check_state(self, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
+    def _check_state(self, groups: list[dict[str, Any]]) -> None:
         """Whether it is one of this class."""
-        first = groups[0] if groups else {}
-        lacking = [name for name in self._remembered() if name not in state and name not in first]
+        lacking = [name for name in self._remembered() if not groups or name not in groups[0]]
         lacking += [name for group in groups for name in self.defaults if name not in group]
         if lacking:
             name = type(self).__name__
