@@ -311,8 +311,9 @@ class ProximalOptimizer(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             count = sum(p.numel() for p in group["params"])
             what = group["regularizer"] or "no regularizer"
-            words = f"{len(group['params'])} tensors, {count:,} parameters, {what}{self._options_of(group)}"
-            lines.append(f"  group {number}: {words}")
+            tensors = "1 tensor" if len(group["params"]) == 1 else f"{len(group['params'])} tensors"
+            entries = "1 parameter" if count == 1 else f"{count:,} parameters"
+            lines.append(f"  group {number}: {tensors}, {entries}, {what}{self._options_of(group)}")
         return "\n".join(lines) + "\n)"
 
 
