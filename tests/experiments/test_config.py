@@ -216,6 +216,16 @@ def test_constants_reach_the_regularizer() -> None:
     assert made("sr2:L0") == sr2.L0(1e-3)
 
 
+def halved(lam: float, **more: float) -> sr2.L1:
+    """A regularizer of one's own that takes constants of any name."""
+    return sr2.L1(lam / more["by"])
+
+
+def test_constants_of_any_name_reach_ones_own() -> None:
+    made = make_regularizer(RunConfig(regularizer=f"{__name__}:halved", reg=("by=4",), lam=1.0))
+    assert made == sr2.L1(0.25)
+
+
 def test_the_words_of_reg_name_constants() -> None:
     (field,) = (f for f in dataclasses.fields(RunConfig) if f.name == "reg")
     known = {name for R in REGULARIZERS.values() if R is not None for name in inspect.signature(R).parameters}

@@ -50,6 +50,13 @@ def test_one_more_by_place_is_to_be_named(kind, places):
 
 
 @every
+@pytest.mark.parametrize(("option", "value"), [("foreach", "maybe"), ("foreach", 1), ("capturable", "no")])
+def test_what_is_true_or_false_is_no_text(case, option, value):
+    with pytest.raises(TypeError, match=f"{case.name}: {option} must be True.*, and is {value!r}"):
+        case.make(nn.Linear(2, 1), **{option: value})
+
+
+@every
 def test_the_repr_counts_in_english(case):
     pair = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
     made = case.make([{"params": pair}, {"params": [nn.Parameter(torch.ones(1))]}], L1(1e-3))

@@ -27,7 +27,7 @@ from .errors import UserError
 from .host_reads import HostReads
 from .models import build
 from .run.build import check_arithmetic, find_device
-from .run.files import write_file
+from .run.files import named_errors, write_file
 from .run.network import AUTOCAST, Network, set_float32_arithmetic
 
 Body = Callable[[], object]
@@ -84,6 +84,11 @@ def run(config: BenchConfig) -> dict[str, Any]:
             raise UserError(f"{name} must be at least 1, and is {getattr(config, name)}")
     if min(config.parameters, default=1) < 1:
         raise UserError(f"parameters must be at least 1, and are {min(config.parameters)}")
+    if config.out is not None:  # before minutes of timings
+        if config.out.is_dir():
+            raise UserError(f"{config.out} is a folder: name a file, as {config.out / 'bench.json'}")
+        with named_errors(config.out):
+            config.out.parent.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Any] = {
         "config": {**asdict(config), "out": None},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},

@@ -18,7 +18,7 @@ from tyro.extras import SubcommandApp
 
 from .bench import BenchConfig
 from .errors import UserError
-from .flags import Flags, training_flags
+from .flags import Flags, check_read, training_flags
 from .panel.command import PanelConfig
 from .panel.command import run_and_print as run_panel
 from .reporting import readable, report_grid, show
@@ -265,11 +265,15 @@ def bench(
     if sparse is not None:
         from .run.export import bench_sparse
 
+        for given in (config, panel):
+            check_read(given, "is not for --sparse: leave out one of them")
         bench_sparse(sparse, trust=trust)
         return
     if panel.panel:
+        check_read(config, "is not for --panel: leave out one of them", but=["device"])
         run_panel(panel, config.device)
         return
+    check_read(panel, "is for --panel: add that, or leave it out")
     from .bench_table import run_and_print
 
     run_and_print(config)

@@ -54,7 +54,21 @@ class Flags:
 
     def files(self, values: Any) -> dict[str, Any]:
         """Where to write."""
-        return {name: _flat(values)[name] for name in ("runs", "tensorboard")}
+        files = {name: _flat(values)[name] for name in ("runs", "tensorboard")}
+        if not files["runs"]:
+            raise UserError("--runs is empty: name a folder, as --runs runs")
+        return files
+
+
+def check_read(config: Any, words: str, but: Sequence[str] = ()) -> None:
+    """Raise a UserError where a flag of this dataclass was given that nobody will read.
+
+    words: why, and the way out.
+    but: those that are read.
+    """
+    for item in dataclasses.fields(config):
+        if item.name not in but and getattr(config, item.name) != item.default:
+            raise UserError(f"--{item.name.replace('_', '-')} {words}")
 
 
 def training_flags(start: Settings, runs: Path) -> Flags:
@@ -103,6 +117,8 @@ def _penalty(given: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, An
         return {}
     if (named := typed.get("regularizer", "l0_ball")) != "l0_ball":
         raise UserError(f"--density is the budget of l0_ball: leave out --regularizer {named}, or --density {budget}")
+    if twice := [pair for pair in settings["reg"] if pair.startswith("density=")]:
+        raise UserError(f"--density {budget} says it already: leave out --reg {twice[0]}")
     if "lam" in typed:
         raise UserError(
             f"--density is a budget and has no lambda: leave out --lam {typed['lam']}, or --density {budget}"

@@ -15,18 +15,22 @@ MEANT = {"l2": "ridge", "weight_decay": "ridge", "lasso": "l1", "group_lasso": "
 """What others call it: no letters lead from there to our name."""
 
 
-def check_known(kind: str, name: str, known: Iterable[str]) -> None:
-    """Raise a UserError that lists the known names and the closest, unless `name` is one of them."""
+def check_known(kind: str, name: str, known: Iterable[str], *, own: bool = True) -> None:
+    """Raise a UserError that lists the known names and the closest, unless `name` is one of them.
+
+    own: whether it may be the user's own.
+    """
     names = list(known)
     if name in names:
         return
     module, dot, attribute = name.rpartition(".")
-    own = f"{module}:{attribute}" if dot and name.replace(".", "").isidentifier() and attribute != "py" else None
+    dotted = own and dot and name.replace(".", "").isidentifier() and attribute != "py"
     lower = name.lower()
-    meant = own or (MEANT[lower] if MEANT.get(lower) in names else None)
+    meant = f"{module}:{attribute}" if dotted else MEANT[lower] if MEANT.get(lower) in names else None
     close = [meant] if meant else get_close_matches(lower, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}? " if close else ""
-    raise UserError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}, or your own as module:callable")
+    more = ", or your own as module:callable" if own else ""
+    raise UserError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}{more}")
 
 
 def import_callable(kind: str, spec: str) -> Callable[..., Any]:

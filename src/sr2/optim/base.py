@@ -75,6 +75,10 @@ class ProximalOptimizer(torch.optim.Optimizer):
         compile: bool = False,  # noqa: A002 - torch's own word
     ) -> None:
         check_regularizer(regularizer)
+        for option, value in {"foreach": foreach, "capturable": capturable, "compile": compile}.items():
+            if not isinstance(value, bool) and (value is not None or option != "foreach"):
+                words = "True, False or None" if option == "foreach" else "True or False"
+                raise TypeError(f"{type(self).__name__}: {option} must be {words}, and is {value!r}")
         self.capturable, self.compile = capturable, compile
         self.metric = as_metric(metric)
         self.foreach = foreach

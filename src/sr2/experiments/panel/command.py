@@ -46,7 +46,12 @@ def run_and_print(config: PanelConfig, device_name: str = "cpu") -> None:
     device = find_device(device_name)
     named = config.tasks or (*tasks.PANEL, *(DEVICE_TASKS if device.type == "cuda" else ()))
     for name in named:
-        check_known("task", name, (*tasks.TASKS, *DEVICE_TASKS, *TRAINED))
+        check_known("task", name, (*tasks.TASKS, *DEVICE_TASKS, *TRAINED), own=False)
+    for what, given in {"method": config.methods, "seed": config.seeds}.items():
+        if not given:
+            raise UserError(f"name at least one {what} of the panel, or leave out --{what}s")
+    if min(config.seeds) < 0:
+        raise UserError(f"seeds must be at least 0, and one is {min(config.seeds)}")
     known = methods.own() | methods.baselines()
     _check_patterns(config.methods, (*known, *gpt.METHODS))
     chosen = {n: m for n, m in known.items() if any(fnmatch.fnmatch(n, p) for p in config.methods)}

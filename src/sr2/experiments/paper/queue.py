@@ -48,6 +48,8 @@ def plan(data: str, rows: Sequence[str], shared: RunConfig, *, here: bool = True
     found = [cell for cell in cells().values() if cell.data == data]
     if not found:
         raise UserError(f"the paper has no cell of {data!r}: use {' or '.join(dict.fromkeys(_data()))}")
+    if not rows:
+        raise UserError(f"name at least one of --rows {' '.join(ROWS)}")
     found.sort(key=_place)
     runs = [run for row in rows for cell in found for run in _row(cell, row)]
     same = {name: getattr(shared, name) for name in ("epochs", "device", "precision", "compile")}
@@ -105,6 +107,11 @@ class Queue:
 
     def __init__(self, runs: Iterable[RunConfig], root: Path, done: Sequence[Path] = ()) -> None:
         self.runs, self.root, self._done = list(runs), Path(root), list(done)
+        for folder in done:
+            if not folder.exists():
+                raise UserError(f"{folder} does not exist: name a folder of runs, or leave out --done")
+        if self.root.is_file():
+            raise UserError(f"{root} is a file: name a folder with --runs")
 
     def left(self) -> list[RunConfig]:
         """The runs that nobody has finished."""
@@ -147,6 +154,8 @@ def share(jobs: int, command: Sequence[str], stop: StopSignals) -> int:
         command: of one of them, behind `PROGRAM`.
         stop: passed on to all of them.
     """
+    if jobs < 1:
+        raise UserError(f"jobs must be at least 1, and is {jobs}")
     workers = [subprocess.Popen([*PROGRAM, *command]) for _ in range(jobs)]
     told = False
     while any(worker.poll() is None for worker in workers):

@@ -125,7 +125,7 @@ class RunConfig(Settings):
         kinds = get_type_hints(cls)
         flat = {name: value for name, value in values.items() if name not in kinds}
         for name in flat:
-            check_known("setting", name, [*kinds, *FIRST_OPTIONS])
+            check_known("setting", name, [*kinds, *FIRST_OPTIONS], own=False)
         given = {name: value for name, value in values.items() if name in kinds}
         if not isinstance(given.get("options", {}), dict):
             raise UserError(f"the setting options cannot be {given['options']!r}")
