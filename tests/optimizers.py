@@ -18,8 +18,8 @@ from sr2 import MCP, SR2, ProxGEN, ProxSGD, Regularizer
 from sr2.optim import ProximalOptimizer
 from sr2.rules import Ratio
 
+from .cases import Wrong
 from .oracles import Array
-from .registry import Wrong
 
 Options = dict[str, Any]
 
