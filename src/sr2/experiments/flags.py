@@ -81,9 +81,9 @@ def training_flags(start: Settings, runs: Path) -> Flags:
             made = _flag(item.name, kind, value, words)
             if item.name in ("regularizer", "lam", "regularizers"):  # None where they were not typed, which is asked
                 several = isinstance(value, tuple)
-                more = {"help_behavior_hint": f"(default: {' '.join(value) if several else value})"}
-                more |= {"metavar": "[STR [STR ...]]"} if several else {}
-                made = _flag(item.name, kind | None, None, words, **more)
+                shown = {"help_behavior_hint": f"(default: {' '.join(value) if several else value})"}
+                shown |= {"metavar": "[STR [STR ...]]"} if several else {}
+                made = _flag(item.name, kind | None, None, words, **shown)
             sections[item.metadata["section"]].append(made)
     if isinstance(start, RunConfig):
         words = "Instead of a lambda: the share of the penalized weights that is left at the end, by L0Ball or by GMP."
