@@ -40,6 +40,15 @@ def test_a_list_of_commands_has_one_line_for_each(
     assert [re.fullmatch(r"• (\w+) +\w.*\.", line)[1] for line in lines] == names  # type: ignore[index]
 
 
+@pytest.mark.parametrize("arguments", ["--help", "data --help", "paper --help", "trian", ""])
+def test_a_list_of_commands_imports_no_torch(arguments: str, tmp_path: Path) -> None:
+    """Whose import takes a second, and most of it."""
+    code = "import sys; from sr2.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)
+    assert done.returncode == (0 if "--help" in arguments else 2)
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert f"usage: sr2 {command}" in helps(capsys, *command.split())

@@ -16,8 +16,9 @@ import sr2
 from sr2.directions import Average
 from sr2.experiments.baselines import GMP, SGD, AdamW
 from sr2.experiments.errors import UserError
+from sr2.experiments.names import Precision
 from sr2.experiments.run.build import checked, make_optimizer, make_regularizer
-from sr2.experiments.run.config import FIRST_OPTIONS, Precision, RunConfig
+from sr2.experiments.run.config import FIRST_OPTIONS, RunConfig
 from sr2.experiments.run.options import Value
 from sr2.experiments.run.registry import GIVEN, OPTIMIZERS, REGULARIZERS, option_names
 from sr2.rules import Tolerant

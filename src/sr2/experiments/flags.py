@@ -60,17 +60,6 @@ class Flags:
         return files
 
 
-def check_read(config: Any, words: str, but: Sequence[str] = ()) -> None:
-    """Raise a UserError where a flag of this dataclass was given that nobody will read.
-
-    words: why, and the way out.
-    but: those that are read.
-    """
-    for item in dataclasses.fields(config):
-        if item.name not in but and getattr(config, item.name) != item.default:
-            raise UserError(f"--{item.name.replace('_', '-')} {words}")
-
-
 def training_flags(start: Settings, runs: Path) -> Flags:
     """The flags of a command that trains; what is not given stays as it is in `start`."""
     kinds = get_type_hints(type(start))

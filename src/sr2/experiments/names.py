@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from .errors import UserError
 
+Precision = Literal["fp32", "tf32", "bf16"]
+"""Arithmetic of a network."""
+Which = Literal["average", "last"]
+"""Which weights of a run: the average of its iterates, or the last one."""
 MEANT = {"l2": "ridge", "weight_decay": "ridge", "lasso": "l1", "group_lasso": "group_l2", "top_k": "l0_ball"}
 """What others call it: no letters lead from there to our name."""
 
@@ -31,6 +36,17 @@ def check_known(kind: str, name: str, known: Iterable[str], *, own: bool = True)
     hint = f"did you mean {close[0]}? " if close else ""
     more = ", or your own as module:callable" if own else ""
     raise UserError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}{more}")
+
+
+def check_read(config: Any, words: str, but: Sequence[str] = ()) -> None:
+    """Raise a UserError where a flag of this dataclass was given that nobody will read.
+
+    words: why, and the way out.
+    but: those that are read.
+    """
+    for item in dataclasses.fields(config):
+        if item.name not in but and getattr(config, item.name) != item.default:
+            raise UserError(f"--{item.name.replace('_', '-')} {words}")
 
 
 def import_callable(kind: str, spec: str) -> Callable[..., Any]:

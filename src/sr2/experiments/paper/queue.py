@@ -6,11 +6,13 @@ trained (`RunStore.locked`), and who finds one locked goes on to the next: sever
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..run.build import checked
@@ -165,3 +167,32 @@ def share(jobs: int, command: Sequence[str], stop: StopSignals) -> int:
                 worker.terminate()
         time.sleep(0.2)
     return max(abs(int(worker.returncode)) for worker in workers)
+
+
+def work(
+    data: str,
+    rows: Sequence[str],
+    shared: RunConfig,
+    runs: Path,
+    done: Sequence[Path],
+    *,
+    minutes: float | None,
+    jobs: int,
+    show: bool,
+) -> int:
+    """What `sr2 paper queue` does; returns its exit code."""
+    queue = Queue(plan(data, rows, shared, here=not show), runs, done)
+    if show:
+        print("\n".join([*(f"{run.key}  {run.label}" for run in queue.left()), queue.state()]))
+        return 0
+    with StopSignals(minutes) as stop:
+        if jobs == 1:
+            queue.work(stop, Watch(len(queue.left())))
+            return 0
+        flags: dict[str, Any] = {"data": [data], "rows": rows, "epochs": [shared.epochs], "device": [shared.device]}
+        flags |= {"runs": [runs], "precision": [shared.precision], "compile": [] if shared.compile else None}
+        flags |= {"done": done or None, "minutes": None if minutes is None else [minutes]}
+        words = [[f"--{name}", *map(str, values)] for name, values in flags.items() if values is not None]
+        code = share(jobs, ["paper", "queue", *itertools.chain.from_iterable(words)], stop)
+    print(queue.state())
+    return code

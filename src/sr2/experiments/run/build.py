@@ -21,9 +21,9 @@ from ...regularizers import Regularizer
 from .. import data, models
 from ..baselines import Baseline
 from ..errors import UserError
-from ..names import check_known
+from ..names import Precision, check_known
 from . import registry
-from .config import FIRST_DEFAULTS, Precision, RunConfig
+from .config import FIRST_DEFAULTS, RunConfig
 from .network import AUTOCAST
 from .options import as_annotated, parameters, parse_pairs
 from .processes import started

@@ -12,11 +12,9 @@ from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from ..errors import UserError
-from ..names import check_known
+from ..names import Precision, check_known
 from . import registry
 from .options import Value
-
-Precision = Literal["fp32", "tf32", "bf16"]
 
 
 def setting(default: Any, words: str, section: str = "run") -> Any:
