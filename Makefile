@@ -42,7 +42,8 @@ types: $(READY)
 
 # One thread per process: two test processes that each use all cores wait for one another.
 # Triton's interpreter does not bear every other test in its process.
-INTERPRETED := tests/optim/test_kernels.py tests/optim/test_rules.py tests/regularizers/test_selection.py
+INTERPRETED := tests/optim/test_kernels.py tests/optim/test_kernels_budgets.py tests/optim/test_rules.py \
+	tests/regularizers/test_selection.py
 pytest: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(INTERPRETED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(INTERPRETED:%=--ignore=%)

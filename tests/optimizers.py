@@ -18,8 +18,8 @@ from sr2 import MCP, SR2, ProxGEN, ProxSGD, Regularizer
 from sr2.optim import ProximalOptimizer
 from sr2.rules import Ratio
 
+from .cases import Wrong
 from .oracles import Array
-from .registry import Wrong
 
 Options = dict[str, Any]
 
@@ -156,6 +156,7 @@ OF_SR2 = [
     ({"eta2": 1.0}, "eta2=1.0"),
     ({"eta1": nan}, "eta1=nan"),
     ({"gamma1": 1.0}, "gamma1=1.0"),
+    ({"gamma2": 10**30}, "gamma2 must be a number, and is 1000"),
     ({"gamma1": 5.56, "gamma2": 2.95}, "gamma2=2.95: leave gamma2=None"),
     ({"gamma2": inf}, "gamma2=inf"),
     ({"gamma3": 0.0}, "gamma3=0.0"),

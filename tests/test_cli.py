@@ -40,6 +40,15 @@ def test_a_list_of_commands_has_one_line_for_each(
     assert [re.fullmatch(r"• (\w+) +\w.*\.", line)[1] for line in lines] == names  # type: ignore[index]
 
 
+@pytest.mark.parametrize("arguments", ["--help", "data --help", "paper --help", "trian", ""])
+def test_a_list_of_commands_imports_no_torch(arguments: str, tmp_path: Path) -> None:
+    """Whose import takes a second, and most of it."""
+    code = "import sys; from sr2.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)
+    assert done.returncode == (0 if "--help" in arguments else 2)
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert f"usage: sr2 {command}" in helps(capsys, *command.split())
@@ -121,6 +130,8 @@ def test_version_and_module() -> None:
         ("train --optimizer proxsgd --regularizer l0", "L0(lam=0.001) is not convex, which ProxSGD needs"),
         ("train --data digitz", "did you mean digits"),
         ("train --model cnm", "did you mean cnn"),
+        ("train --regularizer l2", "did you mean ridge?"),
+        ("train --regularizer Lasso", "did you mean l1?"),
         ("train --model mynet.Net", "did you mean mynet:Net"),
         ("train --data ./mydata.py", "your own as module:callable"),
         ("prune", "name at least one run folder"),
@@ -135,6 +146,30 @@ def test_version_and_module() -> None:
         ("paper run cifar10-resnet34-sr2-l1-1e-5", "cifar10-resnet34-sr2-l1-1e-4"),
         ("paper run cifar10-resnet34-sr2-l1-1e-4 --optimizer proxgen", "is a cell of sr2: name one of proxgen"),
         ("paper run --seed 1 cifar10-resnet34-sr2-l1-1e-4", "name the cell first"),
+        ("train --foreach maybe", "foreach must be True, False or None, and is 'maybe'"),
+        ("train --opt compile=maybe", "compile must be True or False, and is 'maybe'"),
+        ("train --density 0.05 --reg density=0.1", "--density 0.05 says it already: leave out --reg density=0.1"),
+        ("train --runs=", "--runs is empty: name a folder"),
+        ("train --runs s3://", "s3:// names no folder: add one, as s3://bucket/runs"),
+        ("train --opt steps=3", "sr2 has no option steps here: it follows from the run's own settings"),
+        (
+            "train --regularizer json:loads",
+            "json:loads needs more constants: add --reg s=…, or in a grid json:loads,s=…",
+        ),
+        ("compare --seeds 0 -1", "seed must be at least 0, and is -1"),
+        ("compare --regularizers lp", "lp needs more constants: add --reg p=…, or in a grid lp,p=…"),
+        ("bench --out .", ". is a folder: name a file, as bench.json"),
+        ("bench --tasks digits_mlp", "--tasks is for --panel: add that, or leave it out"),
+        ("bench --panel --batch 3", "--batch is not for --panel: leave out one of them"),
+        ("bench --sparse runs --seeds 1", "--seeds is not for --sparse: leave out one of them"),
+        ("bench --panel --tasks digits", "unknown task 'digits': did you mean digits_mlp?"),
+        ("bench --panel --seeds", "name at least one seed of the panel"),
+        ("bench --panel --seeds -1", "seeds must be at least 0, and one is -1"),
+        ("data fetch mine:load", "mine:load is a data set of your own, which brings itself"),
+        ("paper queue --rows", "name at least one of --rows paper defaults rates"),
+        ("paper queue --minutes nan", "minutes must be above 0, and is nan"),
+        ("paper queue --jobs 0", "jobs must be at least 1, and is 0"),
+        ("paper queue --done nowhere --show", "nowhere does not exist: name a folder of runs, or leave out --done"),
     ],
 )
 def test_a_mistake_is_one_sentence(

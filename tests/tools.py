@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import sr2.experiments.host_reads
 from sr2 import SR2
+from sr2.optim.moves.choose import choose
 
 HostReads = functools.partial(sr2.experiments.host_reads.HostReads, "cpu")
 """Of the CPU's tensors, which stand for a device's."""
@@ -95,3 +96,10 @@ def laid_out(x, layout):
     if layout == "expanded" and x.dim() >= 1 and x.shape[0] > 0:
         return x[:1].expand_as(x)
     return x
+
+
+def by_loop(proposals, **options):
+    """The oracle of a fast way: group by group, tensor by tensor."""
+    move = choose(proposals, {}, foreach=False, compile=False, capturable=False, **options)
+    move.use(proposals)
+    return move

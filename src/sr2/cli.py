@@ -19,24 +19,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sr2 {__version__}")
         return 0
     try:
-        from .experiments.commands import run
+        from .experiments.commands import build, run
         from .experiments.errors import UserError
-        from .experiments.run.processes import speaks
         from .experiments.run.stop import StoppedError
     except ModuleNotFoundError as error:
         return _missing(error)
     except KeyboardInterrupt:
         return _say("stopped before anything began", 130)
+    begun = False
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: _note(message) if speaks() else None
-            return run(arguments)
+            warnings.showwarning = _note
+            app, begun = build(arguments), True
+            return run(arguments, app)
     except UserError as error:
         return _say(f"error: {error}", 2)
     except StoppedError as error:
         return _say(str(error), 130)
     except KeyboardInterrupt:
-        return _say("stopped at once: what was saved last is kept, and the same command goes on from there", 130)
+        at_once = "stopped at once: what was saved last is kept, and the same command goes on from there"
+        return _say(at_once if begun else "stopped before anything began", 130)
     except BrokenPipeError:  # `sr2 paper list | head`
         sys.stdout = None
         return 0
@@ -51,8 +53,11 @@ def _missing(error: ModuleNotFoundError) -> int:
     return _say(f"error: this command needs {name}: pip install 'sr2[experiments]'", 2)
 
 
-def _note(message: Warning | str) -> None:
-    print(f"note: {message}", file=sys.stderr)
+def _note(message: Warning | str, *_: object, **__: object) -> None:
+    from .experiments.run.processes import speaks
+
+    if speaks():
+        print(f"note: {message}", file=sys.stderr)
 
 
 def _say(sentence: str, code: int) -> int:

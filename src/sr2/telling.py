@@ -6,30 +6,30 @@ import contextlib
 import sys
 import warnings
 from pathlib import Path
-from types import FrameType
 
 import torch
+from torch import nn
 
 _OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
-_SAVE = (str(Path(__file__).parent / "export" / "container.py"), "save")  # saves for its caller, as torch.save does
 
 
 def called_by_us() -> bool:
     """Whether what torch is doing was asked for by this library, and not by the user."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(_OURS[1:]) or (frame.f_code.co_filename, frame.f_code.co_name) == _SAVE
-    ):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS[1:]):
         frame = frame.f_back
     return frame.f_code.co_filename.startswith(_OURS[0])
 
 
-def saving_for_use() -> bool:
-    """Whether `sr2.export.save` is writing: a network to use, where a `state_dict()` may be a checkpoint to go on."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _SAVE:
-        frame = frame.f_back
-    return frame is not None
+def put_to_use(model: nn.Module) -> None:
+    """Let who trains a network say what is to be said of it before it is saved or exported for use.
+
+    Those are hooks of `state_dict` with a method `before_use`; a `state_dict()` alone may be a checkpoint.
+    """
+    for module in model.modules():
+        for hook in list(module._state_dict_hooks.values()):
+            if (say := getattr(hook, "before_use", None)) is not None:
+                say()
 
 
 def tell(message: str) -> None:

@@ -150,6 +150,15 @@ def test_a_grid_has_one_run_of_each() -> None:
     assert [run.label for run in expand(grid)[0]][3:] == ["GMP density=0.1", "GMP density=0.05", "GMP", "AdamW"]
 
 
+@pytest.mark.parametrize("typed", ["--regularizer l1", "--lam 0.001", "--regularizer l1 --lam 0.001"])
+def test_a_regularizer_that_was_typed_is_not_ignored(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """These are the defaults, of which nothing is said where nobody typed them."""
+    for optimizer in ("adamw", "gmp"):
+        assert main(["train", "--optimizer", optimizer, *typed.split()]) == 2
+        words = f"error: {optimizer} has no regularizer: leave out {typed}, or use --optimizer sr2\n"
+        assert capsys.readouterr().err == words
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "gmp"])
 def test_sr2_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     monkeypatch.chdir(tmp_path)

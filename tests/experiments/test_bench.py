@@ -105,11 +105,13 @@ def test_without_out_nothing_is_written(tmp_path: Path) -> None:
         ("--device cuda:77", "there is no device 'cuda:77' here"),
         ("--device gpu", "unknown device 'gpu': use cpu, cuda"),
         ("--device mps", "the device must be cpu or cuda"),
-        ("--steps 0", "steps must be at least 1"),
-        ("--repeats 0", "repeats must be at least 1"),
-        ("--batch 0", "batch must be at least 1"),
-        ("--size 0", "size must be at least 1"),
-        ("--parameters 1000 -3", "parameters must be at least 1, and are -3"),
+        ("--steps 0", "steps must be from 1 to 2147483647, and is 0"),
+        ("--repeats 0", "repeats must be from 1 to 2147483647, and is 0"),
+        ("--batch 0", "batch must be from 1 to 2147483647, and is 0"),
+        ("--size 0", "size must be from 1 to 2147483647, and is 0"),
+        ("--parameters 1000 -3", "parameters must be from 1 to 2147483647, and are -3"),
+        ("--batch 99999999999", "batch must be from 1 to 2147483647, and is 99999999999"),
+        ("--size 100000000", "this does not fit into memory ("),
     ],
 )
 def test_a_mistake_is_one_sentence(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

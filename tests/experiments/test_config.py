@@ -16,8 +16,9 @@ import sr2
 from sr2.directions import Average
 from sr2.experiments.baselines import GMP, SGD, AdamW
 from sr2.experiments.errors import UserError
+from sr2.experiments.names import Precision
 from sr2.experiments.run.build import checked, make_optimizer, make_regularizer
-from sr2.experiments.run.config import FIRST_OPTIONS, Precision, RunConfig
+from sr2.experiments.run.config import FIRST_OPTIONS, RunConfig
 from sr2.experiments.run.options import Value
 from sr2.experiments.run.registry import GIVEN, OPTIMIZERS, REGULARIZERS, option_names
 from sr2.rules import Tolerant
@@ -214,6 +215,16 @@ def test_constants_reach_the_regularizer() -> None:
     assert made("box", "lo=-1", "hi=inf") == sr2.Box(-1, float("inf"))
     assert made("none") is None
     assert made("sr2:L0") == sr2.L0(1e-3)
+
+
+def halved(lam: float, **more: float) -> sr2.L1:
+    """A regularizer of one's own that takes constants of any name."""
+    return sr2.L1(lam / more["by"])
+
+
+def test_constants_of_any_name_reach_ones_own() -> None:
+    made = make_regularizer(RunConfig(regularizer=f"{__name__}:halved", reg=("by=4",), lam=1.0))
+    assert made == sr2.L1(0.25)
 
 
 def test_the_words_of_reg_name_constants() -> None:

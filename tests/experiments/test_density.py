@@ -12,10 +12,10 @@ from sr2.experiments.run.config import RunConfig
 from sr2.schedules import Cooldown, Reach
 
 
-def config(*arguments, tmp_path):
+def config(*arguments, tmp_path, start=RunConfig()):  # noqa: B008 - frozen
     import tyro
 
-    flags = training_flags(RunConfig(), tmp_path)
+    flags = training_flags(start, tmp_path)
     markers = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
     return flags.config(tyro.cli(flags.kind, args=list(arguments), config=markers))
 
@@ -26,8 +26,12 @@ def test_a_density_is_a_budget(tmp_path):
     assert asked.label == "SR2 l0_ball density=0.05"
     more = config("--density", "0.25", "--regularizer", "l0_ball", "--reg", "floor=0", tmp_path=tmp_path)
     assert more == RunConfig(regularizer="l0_ball", reg=("floor=0", "density=0.25"))
-    with pytest.raises(UserError, match="leave out --regularizer l0, or --density"):
-        config("--density", "0.05", "--regularizer", "l0", tmp_path=tmp_path)
+    for named in ("l0", "l1", "none"):  # l1 is the default, and was typed
+        with pytest.raises(UserError, match=f"leave out --regularizer {named}, or --density 0.05"):
+            config("--density", "0.05", "--regularizer", named, tmp_path=tmp_path)
+    for lam in ("0.001", "0.1"):
+        with pytest.raises(UserError, match=f"a budget and has no lambda: leave out --lam {lam}, or --density 0.05"):
+            config("--density", "0.05", "--lam", lam, tmp_path=tmp_path)
 
 
 def test_the_run_tells_a_budget_how_many_steps_there_are():
@@ -67,3 +71,11 @@ def test_densities_of_a_grid():
     assert [run.regularizer for run in beside] == ["none", "l0_ball"]
     (same,), _ = expand(Grid(optimizers=("sr2",), regularizers=("l0_ball,density=0.1",)))
     assert same.key == runs[0].key
+
+
+def test_regularizers_that_were_typed_are_compared_beside_budgets(tmp_path):
+    asked = ("--optimizers", "sr2", "--densities", "0.1", "--lams", "0.01")
+    alone, _ = expand(config(*asked, tmp_path=tmp_path, start=Grid()))
+    assert [run.regularizer for run in alone] == ["l0_ball"]
+    both, _ = expand(config(*asked, "--regularizers", "l1", "l0", tmp_path=tmp_path, start=Grid()))  # the default
+    assert [run.regularizer for run in both] == ["l1", "l0", "l0_ball"]

@@ -151,7 +151,7 @@ def test_the_command_makes_the_run_again(monkeypatch: pytest.MonkeyPatch) -> Non
     words = report.command(config).split()
     assert words[:2] == ["sr2", "train"]
     asked: list[RunConfig] = []
-    monkeypatch.setattr(commands, "train", lambda made, *_: asked.append(made))
+    monkeypatch.setattr("sr2.experiments.run.one.train", lambda made, *_: asked.append(made))
     assert commands.run(words[1:]) == 0
     assert asked == [config]
 

@@ -69,6 +69,12 @@ def test_an_address_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> Non
     assert said.count("\n") == 1
 
 
+def test_an_address_without_runs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """It, and not the copy of it on this machine."""
+    assert main(["report", "memory://nothing-there"]) == 2
+    assert capsys.readouterr().err.startswith("error: memory://nothing-there has no run in it: name a run folder")
+
+
 def test_a_file_is_sent_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "away" / "a.json"
     with opened(f"file://{tmp_path}/away") as shared:

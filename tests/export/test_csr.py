@@ -145,13 +145,28 @@ def test_it_really_measures_and_prints(capsys):
     assert "99.0%" in printed
 
 
-def test_the_break_even():
+@pytest.mark.parametrize(
+    ("dense", "break_even", "printed"),
+    [(0.5, 0.6, "60."), (0.105, 0.995, "99."), (0.05, 1.0, "never"), (2.0, 0.0, "0.0%")],
+)
+def test_the_break_even(monkeypatch, dense, break_even, printed):
+    """On a machine whose CSR takes 0.1 ms and 1 ms times the share of nonzeros, and which nothing else keeps busy."""
+    times = lambda layer, x, sparse: [dense, 0.1 + sparse.weight.values().numel() / layer.weight.numel()]  # noqa: E731
+    monkeypatch.setattr(csr, "_times", times)
     model = nn.Sequential(nn.Linear(1024, 1024))
     (row,) = measure_layers(model, torch.randn(1, 1024), break_even=True)
-    assert row.zeros == 0
-    assert not row.swapped
+    assert (row.zeros, row.dense, row.sparse) == (0, dense, 1.1)
+    assert row.swapped == (dense == 2.0)
+    assert row.break_even == pytest.approx(break_even, abs=1e-3)
+    shown = str(csr.SparseLayers((row,), (1.0, 1.0))).splitlines()
+    assert "break-even" in shown[0]
+    assert printed in shown[1]
+
+
+def test_the_break_even_is_timed():
+    (row,) = measure_layers(nn.Sequential(nn.Linear(64, 64)), torch.randn(1, 64), break_even=True)
+    assert min(row.dense, row.sparse) > 0
     assert 0 <= row.break_even <= 1
-    assert "break-even" in str(csr.SparseLayers((row,), (1.0, 1.0)))
 
 
 @pytest.mark.usefixtures("_csr_wins")

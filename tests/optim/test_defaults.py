@@ -105,5 +105,3 @@ def test_what_other_optimizers_are_told_has_its_way(name):
     with pytest.raises(TypeError, match=rf"SR2 has no {name}=0.5: (it|give)"):
         SR2(nn.Linear(2, 1), **{name: 0.5})
     assert name not in inspect.signature(SR2).parameters
-    with pytest.raises(TypeError, match="unexpected keyword argument 'etta'"):
-        SR2(nn.Linear(2, 1), etta=0.5)

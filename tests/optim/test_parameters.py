@@ -180,3 +180,53 @@ def test_a_subclass_of_tensor(case):
 
     assert isinstance(trained(Tagged), Tagged)
     assert trained(Tagged).tolist() == trained(torch.Tensor).tolist()
+
+
+@pytest.fixture(params=[False, True], ids=["data", "swap"])
+def converts(request):
+    """torch has two ways to convert a network: its tensors get other data, or are swapped with others."""
+    torch.__future__.set_swap_module_params_on_conversion(request.param)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def run(case, options, model, steps, other=None):
+    """An optimizer that was made for `model` before `other` was called, after so many steps of it."""
+    optimizer = case.make(model, L1(1e-3), options)
+    for t in range(sum(steps)):
+        if t == steps[0] and other is not None:
+            other()
+        x = torch.linspace(-1.0, 1.0, 40).view(5, 8).to(model.weight.dtype)
+        optimizer.step(lambda x=x: (model(x) - 1).square().mean())
+    return optimizer
+
+
+SETS_OF_CASES = [(case, options) for case in OPTIMIZERS for options in case.options]
+
+
+@pytest.mark.usefixtures("converts")
+@pytest.mark.parametrize(("case", "options"), SETS_OF_CASES, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_network_may_be_converted_between_steps(case, options, before):
+    """All of the state follows: the run goes on in the arithmetic of the parameters."""
+    model = nn.Linear(8, 3)
+    optimizer = run(case, options, model, (before, 2), model.double)
+    assert model.weight.dtype == torch.float64
+    kept = {name: value for name, value in optimizer.state[model.weight].items() if torch.is_tensor(value)}
+    assert {name: value.dtype for name, value in kept.items()} == dict.fromkeys(kept, torch.float64)
+    if before:
+        torch.manual_seed(1)
+        whole, converted = nn.Linear(8, 3).double(), nn.Linear(8, 3)
+        converted.load_state_dict(whole.state_dict())
+        run(case, options, whole, (4, 0))
+        run(case, options, converted, (2, 2), converted.double)
+        assert torch.allclose(whole.weight, converted.weight, rtol=0, atol=1e-4)  # of two steps in float32
+
+
+@pytest.mark.usefixtures("converts")
+@every
+def test_a_network_that_is_made_half_is_an_error_at_the_next_step(case):
+    for before in (0, 2):
+        model = nn.Linear(8, 3)
+        with pytest.raises(ValueError, match=r"parameters must be .* and one is torch.float16: keep float32"):
+            run(case, "plain", model, (before, 2), model.half)

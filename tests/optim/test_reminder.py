@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sr2 import L1, SR2, L0Ball, prune_
-from sr2.export import load, save
+from sr2.export import load, save, shrink, sparse_layers, to_onnx
 
 WORDS = r"holds the last iterate.*with optimizer.averaged\(\)"
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
@@ -174,7 +175,19 @@ def under_a_budget(taken: int, regularizer: object = L0Ball(density=0.5), **opti
     return model, optimizer
 
 
-SHORT = r"^this network is saved after step 5, and L0Ball\(density=0.5\) holds from step 14 on: save a later one"
+def _to_onnx(model: nn.Module, folder: Path) -> object:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    return to_onnx(model, X, folder / "w.onnx")
+
+
+USES: dict[str, Callable[[nn.Module, Path], object]] = {
+    "save": lambda model, folder: save(model, folder / "w.safetensors"),
+    "shrink": lambda model, folder: shrink(model, X, verbose=False),
+    "sparse_layers": lambda model, folder: sparse_layers(model, X, verbose=False),
+    "to_onnx": _to_onnx,
+}
+SHORT = r"^this network is that of step 5, and L0Ball\(density=0.5\) holds from step 14 on: save a later one"
 
 
 def test_a_network_that_is_saved_before_its_budget_is_told_once(tmp_path: Path) -> None:
@@ -189,12 +202,21 @@ def test_a_network_that_is_saved_before_its_budget_is_told_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_export_is_told_outside_the_average_too(tmp_path: Path, average: bool) -> None:
-    model, _optimizer = under_a_budget(5, average=average)
+@pytest.mark.parametrize("use", USES)
+def test_export_is_told_outside_the_average_too(tmp_path: Path, use: str, average: bool) -> None:
+    model, optimizer = under_a_budget(5, average=average)
     with pytest.warns(UserWarning, match=SHORT) as found:
-        save(model, tmp_path / "w.safetensors")
+        USES[use](model, tmp_path)
     said = [str(w.message) for w in found]
     assert [bool(re.match(SHORT, words)) for words in said] == [True, False][: 1 + average]
+    assert [bool(re.search(WORDS, words)) for words in said] == [False, True][: 1 + average]
+    assert {w.filename for w in found} == {__file__}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        USES[use](model, tmp_path)  # once
+        _, optimizer = under_a_budget(14, average=average)
+        with optimizer.averaged() if average else contextlib.nullcontext():
+            USES[use](optimizer._module, tmp_path)
 
 
 @pytest.mark.usefixtures("silent")

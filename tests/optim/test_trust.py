@@ -2,7 +2,6 @@
 
 import copy
 import math
-from functools import cache
 
 import pytest
 import torch
@@ -16,32 +15,9 @@ from sr2.optim.closure.twice import TwoEvaluations
 from sr2.optim.parts.testing import Auto, Pace
 from sr2.optim.state import SearchState
 from sr2.rules import Ratio, Tolerant
-from tests.tools import remembered, same_bits
+from tests.tools import same_bits
 
-DRAW = torch.Generator().manual_seed(0)
-X, Y = torch.randn(8, 16, 6, generator=DRAW), torch.randint(3, (8, 16), generator=DRAW)
-TUNED = {"metric": "adam", "momentum": 0.9, "rule": Tolerant(), "average": True}
-FATES = ("accepted", "rejected", "null", "broken", "untested")
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 20), nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 3))
-
-
-def train(steps, model=None, optimizer=None, first=0, spoil=None, **options):
-    model = network() if model is None else model
-    optimizer = optimizer or SR2(model, L1(1e-3), **{"sigma": 300.0} | TUNED | options)
-    for t in range(first, first + steps):
-        x = X[t % 8] if spoil is None else spoil(t, X[t % 8])
-        optimizer.step(lambda x=x, t=t: F.cross_entropy(model(x), Y[t % 8]))
-    return model, optimizer
-
-
-def points(model, optimizer):
-    with optimizer.averaged():
-        averages = [p.detach().clone() for p in model.parameters()]
-    return [*(p.detach().clone() for p in model.parameters()), *averages, *(b.clone() for b in model.buffers())]
+from .trusting import FATES, TUNED, X, Y, network, points, train
 
 
 def test_every_step_is_todays():
@@ -106,109 +82,6 @@ def test_all_paths_go_the_same_way(rule, sigma):
 
 
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_rejected_test_goes_back_to_the_last_point_that_passed(capturable):
-    class Rejects(Tolerant):
-        def judge(self, evidence, state):
-            verdict = super().judge(evidence, state)
-            accepted = verdict.accepted & (state.steps != 4)
-            return verdict._replace(accepted=accepted, sigma=torch.where(accepted, state.sigma, 1.5 * state.sigma))
-
-    model, optimizer = train(1, test_every=4, rule=Rejects(usual=math.inf), capturable=capturable)
-    passed = [p.detach().clone() for p in model.parameters()]
-    train(3, model, optimizer, first=1)
-    assert not same_bits(passed, [p.detach() for p in model.parameters()])
-    momentum = [optimizer.state[p]["momentum"].clone() for p in model.parameters()]
-    train(1, model, optimizer, first=4)
-    assert same_bits(passed, [p.detach() for p in model.parameters()])
-    assert same_bits(momentum, [optimizer.state[p]["momentum"] for p in model.parameters()])
-    assert optimizer.sigma == 450.0
-    assert optimizer.counts["rejected"] == 1
-
-
-@pytest.mark.parametrize("capturable", [False, True])
-@pytest.mark.parametrize("factor", [1e5, math.nan, math.inf])
-def test_a_bad_batch_between_tests_goes_back_and_leaves_no_trace(factor, capturable):
-    model, optimizer = train(1, test_every=4, capturable=capturable)
-    with torch.no_grad():
-        model[3].weight.mul_(30)  # so that the loss of such a batch shows
-    train(1, model, optimizer, first=4)
-    optimizer._search.pace.left = 0
-    train(1, model, optimizer, first=5)
-    passed = [p.detach().clone() for p in model.parameters()]
-    train(1, model, optimizer, first=6)
-    buffers = [b.clone() for b in model.buffers()]
-    states = [{k: torch.as_tensor(v).clone() for k, v in optimizer.state[p].items()} for p in model.parameters()]
-    sigma, rejected = optimizer.sigma, optimizer.counts["rejected"]
-
-    def closure():
-        return F.cross_entropy(factor * model(X[0]), Y[0])
-
-    optimizer.step(closure)
-    assert same_bits(passed, [p.detach() for p in model.parameters()])
-    assert same_bits(buffers, list(model.buffers()))
-    for before, p in zip(states, model.parameters(), strict=True):
-        for name in ("momentum", "momentum_weight", "square", "square_weight", "passed"):
-            assert torch.equal(before[name], torch.as_tensor(optimizer.state[p][name])), name
-    assert optimizer.sigma == pytest.approx(1.5 * sigma)
-    assert optimizer.counts["rejected"] == rejected + 1
-    train(8, model, optimizer)
-    assert all(bool(p.isfinite().all()) for p in model.parameters())
-
-
-@pytest.mark.parametrize("capturable", [False, True])
-@pytest.mark.parametrize("test_every", [2, 3, 16])
-def test_where_trust_leads_out_of_the_loss_and_a_test_finds_it_sigma_rises(test_every, capturable):
-    """A barrier: f is NaN beyond 1. With sigma as it was, the same step would leave again and again."""
-    x, slope = nn.Parameter(torch.zeros(3)), torch.tensor([1.0, 2.0, 3.0])
-    options = {"metric": None, "momentum": 0.0, "average": False, "capturable": capturable}
-    optimizer = SR2([x], sigma=0.5, test_every=test_every, **options)
-    for _ in range(100):
-        optimizer.step(lambda: -(slope * x).sum() - 0.3 * torch.log(1 - x).sum())
-    assert optimizer.sigma > 4.0
-    assert optimizer.counts["accepted"] >= 100 // test_every - 12
-    assert bool((optimizer.state[x]["passed"] < 1).all())
-
-
-@cache
-def accuracy_on_digits(test_every, spoil=None, bad_at=-1):
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    images, labels = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = SR2(model, test_every=test_every, **TUNED)
-    draw = torch.Generator().manual_seed(1)
-    for t in range(200):
-        batch = torch.randint(len(labels), (64,), generator=draw)
-        x = spoil(images[batch]) if t == bad_at else images[batch]
-        try:
-            optimizer.step(lambda x=x, batch=batch: F.cross_entropy(model(x), labels[batch]))
-        except FloatingPointError:
-            assert t == bad_at
-    with torch.no_grad():
-        return float((model(images).argmax(1) == labels).float().mean())
-
-
-@pytest.mark.parametrize("test_every", [4, "auto"])
-@pytest.mark.parametrize(
-    "spoil", [lambda a: 1e5 * a, lambda a: a * math.nan, lambda a: a / 0.0], ids=["1e5", "nan", "inf"]
-)
-@pytest.mark.parametrize("bad_at", [120, pytest.param(121, marks=pytest.mark.torture), 123])
-def test_one_bad_batch_costs_nothing(spoil, bad_at, test_every):
-    assert accuracy_on_digits(test_every, spoil, bad_at) > accuracy_on_digits(test_every) - 0.01
-
-
-def test_a_network_that_is_broken_for_good_is_an_error():
-    model, optimizer = train(1, test_every=4)
-    with torch.no_grad():
-        model[1].weight.fill_(math.nan)
-        optimizer.state[model[1].weight]["passed"].fill_(math.nan)
-    with pytest.raises(FloatingPointError, match="the loss at x_t is nan"):
-        train(2, model, optimizer)
-
-
-@pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("test_every", [4, "auto"])
 def test_it_resumes_to_the_same_bits(test_every, capturable):
     options = {"test_every": test_every, "capturable": capturable, "sigma": 30.0}
@@ -225,12 +98,10 @@ def test_it_resumes_to_the_same_bits(test_every, capturable):
     assert (resumed.counts, resumed.sigma) == (optimizer.counts, optimizer.sigma)
 
 
-def test_a_state_of_before_is_tested_first():
+def test_a_run_that_tested_every_step_goes_on_with_a_test():
     model, plain = train(3)
-    state = copy.deepcopy(plain.state_dict())
-    del remembered(state)["pace"], remembered(state)["untested"]
     resumed = SR2(model, L1(1e-3), **TUNED, test_every=4)
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(plain.state_dict())
     train(4, model, resumed, first=3)
     assert [resumed.counts[name] for name in FATES] == [4, 0, 0, 0, 3]
 

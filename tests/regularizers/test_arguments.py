@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from sr2.regularizers import L0, L1, L0Ball, Lp, Rank, Regularizer
-from tests.registry import REGULARIZERS, WRONG_REGULARIZERS, RegularizerCase, Wrong
+from tests.cases import RegularizerCase, Wrong
+from tests.registry import REGULARIZERS
+from tests.wrong import WRONG_REGULARIZERS
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
 

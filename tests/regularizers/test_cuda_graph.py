@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sr2.regularizers.selection import largest, largest_of_each, largest_with_floors
-from tests.registry import REGULARIZERS, RegularizerCase
+from tests.cases import RegularizerCase
+from tests.registry import REGULARIZERS
 
 # A decomposition looks at its own success, which waits for the device.
 CAPTURABLE = [c for c in REGULARIZERS if not c.decomposes]

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from sr2.regularizers import NM, GroupL0, GroupL2, Heads, L0Ball, Nuclear, Rank
 from sr2.regularizers.grouping import grouping
-from tests.registry import REGULARIZERS, RegularizerCase, each_entry, pairs_of_entries
+from tests.cases import RegularizerCase, each_entry, pairs_of_entries
+from tests.registry import REGULARIZERS
 from tests.tools import laid_out
 
 METRIC = [c for c in REGULARIZERS if c.metric_prox is not None]

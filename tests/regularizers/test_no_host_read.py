@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.registry import ONE_OF_EACH, REGULARIZERS, RegularizerCase
+from tests.cases import RegularizerCase
+from tests.registry import ONE_OF_EACH, REGULARIZERS
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sr2.regularizers import MCP, SCAD, L0Ball, Lp
 from tests import oracles
-from tests.registry import REGULARIZERS, RegularizerCase, Tie
+from tests.cases import RegularizerCase, Tie
+from tests.registry import REGULARIZERS
 
 STEPS = (0.05, 0.5, 1.0, 3.0, 30.0)  # below, between and above every gamma, a - 1 and a + 1 of the registry
 

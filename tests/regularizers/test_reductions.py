@@ -21,7 +21,8 @@ from sr2.regularizers import (
     Rank,
     Regularizer,
 )
-from tests.registry import REGULARIZERS, each_entry
+from tests.cases import each_entry
+from tests.registry import REGULARIZERS
 
 X = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2
 X[0] = 0.0

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sr2.regularizers import Box, GroupL0, GroupL2, Lp, Nuclear
 from sr2.regularizers.grouping import Groups
-from tests.registry import REGULARIZERS, RegularizerCase, each_entry
+from tests.cases import RegularizerCase, each_entry
+from tests.registry import REGULARIZERS
 from tests.tools import laid_out
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)

@@ -25,7 +25,8 @@ from sr2.regularizers import (
     Regularizer,
     Ridge,
 )
-from tests.registry import REGULARIZERS, RegularizerCase, pairs_of_entries
+from tests.cases import RegularizerCase, pairs_of_entries
+from tests.registry import REGULARIZERS
 from tests.tools import HostReads
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)

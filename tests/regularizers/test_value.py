@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sr2.regularizers import L1, MCP, NM, SCAD, ElasticNet, GroupL2, Lp, Nuclear, Regularizer, Ridge
-from tests.registry import REGULARIZERS, RegularizerCase
+from tests.cases import RegularizerCase
+from tests.registry import REGULARIZERS
 
 every = pytest.mark.parametrize("case", REGULARIZERS, ids=lambda case: case.name)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,10 +29,12 @@ from .errors import UserError
 from .host_reads import HostReads
 from .models import build
 from .run.build import check_arithmetic, find_device
-from .run.files import write_file
+from .run.files import named_errors, write_file
 from .run.network import AUTOCAST, Network, set_float32_arithmetic
 
 Body = Callable[[], object]
+MANY = 2**31
+"""Of anything, too many: torch itself fails in other ways from here on."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,35 @@ def run(config: BenchConfig) -> dict[str, Any]:
     device = find_device(config.device)
     check_arithmetic(config.precision, device)
     for name in ("size", "batch", "steps", "repeats"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, and is {getattr(config, name)}")
-    if min(config.parameters, default=1) < 1:
-        raise UserError(f"parameters must be at least 1, and are {min(config.parameters)}")
+        if not 1 <= getattr(config, name) < MANY:
+            raise UserError(f"{name} must be from 1 to {MANY - 1}, and is {getattr(config, name)}")
+    if wrong := [n for n in config.parameters if not 1 <= n < MANY]:
+        raise UserError(f"parameters must be from 1 to {MANY - 1}, and are {wrong[0]}")
+    if config.out is not None:  # before minutes of timings
+        if config.out.is_dir():
+            raise UserError(f"{config.out} is a folder: name a file, as {config.out / 'bench.json'}")
+        with named_errors(config.out):
+            config.out.parent.mkdir(parents=True, exist_ok=True)
+    with _within_memory():
+        figures = _figures(config, device)
+    if config.out is not None:
+        write_file(config.out, (json.dumps(figures, indent=1) + "\n").encode())
+    return figures
+
+
+@contextmanager
+def _within_memory() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch's, of a device too; it has no class of its own for the host
+        if not re.search("alloc|out of memory|overflow", str(error)):
+            raise
+        what = str(error).splitlines()[0]  # its C++ frames follow
+        way = "use a smaller --size, --batch, --model or --parameters"
+        raise UserError(f"this does not fit into memory ({what}): {way}") from error
+
+
+def _figures(config: BenchConfig, device: torch.device) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "config": {**asdict(config), "out": None},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
@@ -96,8 +125,6 @@ def run(config: BenchConfig) -> dict[str, Any]:
     for n in config.parameters:
         timings = time_own_work(n, device, config.repeats)
         figures["own_work"].append({"parameters": n, "rows": _rows(timings, "sgd")})
-    if config.out is not None:
-        write_file(config.out, (json.dumps(figures, indent=1) + "\n").encode())
     return figures
 
 

@@ -1,36 +1,30 @@
 """The commands of `sr2`: argument parsing and nothing else. Signatures are flags, docstrings are help.
 
-A new command is a function here that calls into its room, and a line in `_APP`. Lists show its first sentence.
+A new command is a function here that calls into its room, and a line in `_APP`. Lists show its first sentence. Rooms
+are imported inside: a list of commands needs no torch, whose import takes a second.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
-from .bench import BenchConfig
 from .errors import UserError
-from .flags import Flags, training_flags
-from .panel.command import PanelConfig
-from .panel.command import run_and_print as run_panel
-from .reporting import readable, report_grid, show
-from .run.compare import Grid, compare
-from .run.config import Precision, RunConfig
-from .run.on_ray import Place
-from .run.one import train
-from .run.progress import Watch
-from .run.registry import has_lambda
+from .names import Precision, Which
 from .run.shared import join, read_here
 from .run.stop import StopSignals
-from .run.store import RunRecord, Which
+
+if TYPE_CHECKING:
+    from .flags import Flags
+    from .run.config import RunConfig
+    from .run.store import RunRecord
 
 DESCRIPTION = "Train sparse networks under nonsmooth regularizers, without a learning rate to tune."
 RUNS = Path("runs")
@@ -38,20 +32,25 @@ Folders = Positional[tuple[Path, ...]]
 Name = Positional[str]
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], app: Any = None) -> int:
     """Parse the arguments and run their command; returns the exit code."""
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
-    return _app(_APP, arguments).cli(args=arguments, prog="sr2", description=DESCRIPTION, config=config) or 0
+    app = app or build(arguments)
+    return app.cli(args=arguments, prog="sr2", description=DESCRIPTION, config=config) or 0
 
 
-def _app(commands: dict[str, Any], arguments: Sequence[str]) -> Any:
-    app = SubcommandApp()
+def build(arguments: Sequence[str], commands: dict[str, Any] | None = None) -> Any:
+    """The parser of the commands that the arguments name; of the others it has the first sentence."""
+    app, commands = SubcommandApp(), _APP if commands is None else commands
     for name, command in commands.items():
         if isinstance(command, dict):
-            app.command(_app(command, arguments), name=name, help=f"{_HELP[name]}: {', '.join(command)}.")
+            app.command(build(arguments, command), name=name, help=f"{_HELP[name]}: {', '.join(command)}.")
+        elif name not in arguments:
+            app.command(name=name, help=f"{command.__doc__.partition('.')[0]}.")(lambda: None)
         else:
             made = command(arguments) if command in _MADE else command
-            app.command(name=name, help=None if name in arguments else f"{made.__doc__.partition('.')[0]}.")(made)
+            made.__doc__ = command.__doc__
+            app.command(name=name)(made)
     return app
 
 
@@ -59,20 +58,28 @@ def _app(commands: dict[str, Any], arguments: Sequence[str]) -> Any:
 
 
 def train_one(arguments: Sequence[str]) -> Callable[..., None]:
+    """Train one network. A finished run is skipped, an interrupted one goes on."""
+    from .flags import training_flags
+    from .run.config import RunConfig
+
     flags = training_flags(RunConfig(), RUNS)
 
     def train_one(values: Any) -> None:
-        """Train one network. A finished run is skipped, an interrupted one goes on."""
         _train(flags.config(values), **flags.files(values))
 
     return _with(flags, train_one)
 
 
 def train_grid(arguments: Sequence[str]) -> Callable[..., int]:
+    """Train a grid of runs, with a table and a report. It is optimizers x regularizers x lambdas x seeds."""
+    from .flags import training_flags
+    from .reporting import report_grid
+    from .run.compare import Grid, compare
+    from .run.on_ray import Place
+
     flags = training_flags(Grid(), RUNS)
 
     def train_grid(values: Any, place: Any = Place()) -> int:  # noqa: B008 - frozen
-        """Train a grid of runs, with a table and a report. It is optimizers x regularizers x lambdas x seeds."""
         files = flags.files(values)
         with StopSignals() as stop:
             done, failed = compare(flags.config(values), files["runs"], stop, files["tensorboard"], place)
@@ -86,21 +93,24 @@ def train_grid(arguments: Sequence[str]) -> Callable[..., int]:
 
 
 def paper_run(arguments: Sequence[str]) -> Callable[..., None]:
-    """The recipe of the cell that is named gives the flags their defaults."""
+    """Train one cell of the paper with its settings. Each flag overrides one; `CELL --help` shows them.
+
+    Args:
+        cell: One of `sr2 paper list`.
+    """
+    from .flags import training_flags
+    from .run.config import RunConfig
+    from .run.registry import has_lambda
+
     named = list(arguments[:2]) == ["paper", "run"] and len(arguments) > 2 and not arguments[2].startswith("-")
     recipe = RunConfig()
     if named:
         from .paper.recipes import recipe as find_recipe
 
-        recipe = find_recipe(arguments[2])
+        recipe = find_recipe(arguments[2])  # it gives the flags their defaults
     flags = training_flags(recipe, RUNS)
 
     def paper_run(values: Any, cell: Any) -> None:
-        """Train one cell of the paper with its settings. Each flag overrides one; `CELL --help` shows them.
-
-        Args:
-            cell: One of `sr2 paper list`.
-        """
         config: RunConfig = flags.config(values)
         if not named:
             raise UserError(f"name the cell first: sr2 paper run {cell} …")
@@ -145,24 +155,11 @@ def paper_queue(
         done: More folders of runs, such as results: what is finished there is not run again.
         show: Only say what is left.
     """
-    from .paper.queue import Queue, plan, share
+    from .paper.queue import work
+    from .run.config import RunConfig
 
     shared = RunConfig(epochs=epochs, device=device, precision=precision, compile=compile)
-    queue = Queue(plan(data, rows, shared, here=not show), runs, done)
-    if show:
-        print("\n".join([*(f"{run.key}  {run.label}" for run in queue.left()), queue.state()]))
-        return 0
-    with StopSignals(minutes) as stop:
-        if jobs == 1:
-            queue.work(stop, Watch(len(queue.left())))
-            return 0
-        flags: dict[str, Any] = {"data": [data], "rows": rows, "epochs": [epochs], "device": [device], "runs": [runs]}
-        flags |= {"precision": [precision], "compile": [] if compile else None, "done": done or None}
-        flags["minutes"] = None if minutes is None else [minutes]
-        words = [[f"--{name}", *map(str, values)] for name, values in flags.items() if values is not None]
-        code = share(jobs, ["paper", "queue", *itertools.chain.from_iterable(words)], stop)
-    print(queue.state())
-    return code
+    return work(data, rows, shared, runs, done, minutes=minutes, jobs=jobs, show=show)
 
 
 def _with(flags: Flags, command: Callable[..., Any], **others: Any) -> Callable[..., Any]:
@@ -172,6 +169,9 @@ def _with(flags: Flags, command: Callable[..., Any], **others: Any) -> Callable[
 
 
 def _train(config: RunConfig, runs: str, tensorboard: bool) -> None:
+    from .run.one import train
+    from .run.progress import Watch
+
     with StopSignals() as stop:
         train(config, runs, Watch(), stop, tensorboard)
 
@@ -233,12 +233,16 @@ def report(folders: Positional[tuple[str, ...]], *, out: str | None = None) -> N
         folders: Run folders, or folders of them: paths, or addresses that fsspec knows, as s3://bucket/runs.
         out: The folder of the report, a path or an address; `report` beside the runs unless given.
     """
+    from .reporting import show
+
     with contextlib.ExitStack() as copies:
         records = _find([copies.enter_context(read_here(folder)) for folder in folders])
         show(records, out or join(folders[0], "report"))
 
 
 def _find(folders: Sequence[Path]) -> list[RunRecord]:
+    from .reporting import readable
+
     if not folders:
         raise UserError("name at least one run folder, or a folder of runs")
     return readable(folders)
@@ -247,13 +251,7 @@ def _find(folders: Sequence[Path]) -> list[RunRecord]:
 # ---- the rest
 
 
-def bench(
-    config: Annotated[BenchConfig, arg(name="")] = BenchConfig(),  # noqa: B008 - frozen
-    panel: Annotated[PanelConfig, arg(name="")] = PanelConfig(),  # noqa: B008 - frozen
-    *,
-    sparse: Path | None = None,
-    trust: bool = False,
-) -> None:
+def bench(arguments: Sequence[str]) -> Callable[..., None]:
     """Time a training step against torch's SGD. Beside it the optimizer's own work against a copy, as ratios.
 
     Args:
@@ -262,17 +260,17 @@ def bench(
         sparse: A finished run: instead time its layers on this CPU, dense and as sparse rows, with their break-even.
         trust: Import the module:callable that the run names for its network or its data.
     """
-    if sparse is not None:
-        from .run.export import bench_sparse
+    from .bench import BenchConfig
+    from .panel.command import PanelConfig, bench_or_panel
 
-        bench_sparse(sparse, trust=trust)
-        return
-    if panel.panel:
-        run_panel(panel, config.device)
-        return
-    from .bench_table import run_and_print
+    time, train = BenchConfig(), PanelConfig()
 
-    run_and_print(config)
+    def bench(config: Any = time, panel: Any = train, *, sparse: Path | None = None, trust: bool = False) -> None:
+        bench_or_panel(config, panel, sparse, trust)
+
+    configs = {"config": Annotated[BenchConfig, arg(name="")], "panel": Annotated[PanelConfig, arg(name="")]}
+    bench.__annotations__ |= configs
+    return bench
 
 
 def data_list() -> None:
@@ -311,6 +309,7 @@ def paper_list(*, runs: Path = RUNS) -> None:
         runs: The folder of runs.
     """
     from .paper.cells import list_text
+    from .reporting import readable
 
     fresh = runs == RUNS  # nobody has trained yet
     print(list_text(readable([runs], missing_ok=fresh or runs.is_dir())))
@@ -324,11 +323,12 @@ def paper_report(*, runs: Path = RUNS, out: Path | None = None) -> None:
         out: The folder of the report; `paper` beside the runs unless given.
     """
     from .paper.summary import print_and_write
+    from .reporting import readable
 
     print_and_write(readable([runs], missing_ok=runs.is_dir()), runs, out or runs / "paper")
 
 
-_MADE = (train_one, train_grid, paper_run)  # these make their command: its flags are made while the program runs
+_MADE = (train_one, train_grid, paper_run, bench)  # these make their command: its flags are made while the program runs
 _HELP = {"data": "Data sets", "paper": "The paper's experiments"}
 _APP: dict[str, Any] = {
     "train": train_one,

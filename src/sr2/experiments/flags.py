@@ -41,17 +41,23 @@ class Flags:
     def config(self, values: Any) -> Any:
         """The configuration that parsed values ask for."""
         flat = _flat(values)
-        settings = {f.name: flat[f.name] for f in dataclasses.fields(self.start) if f.name in flat}
+        settings = {f.name: flat[f.name] for f in dataclasses.fields(self.start) if flat.get(f.name) is not None}
         given = {name: parse(text) for name in [*options(), "density"] if (text := flat.get(name)) is not None}
         elsewhere = {name: f"it is given by --{name.replace('_', '-')} too" for name in given}
         given |= parse_pairs("--opt", "an option", flat["opt"], elsewhere)
-        if isinstance(self.start, RunConfig) and not registry.has_option(settings["optimizer"], "density"):
-            settings |= _budget(given.pop("density", None), settings, self.start.regularizer)
+        if isinstance(self.start, RunConfig):
+            settings |= _penalty(given, settings)
+        elif "regularizers" in settings and settings["densities"]:  # were they not typed, budgets would stand alone
+            more = tuple(f"l0_ball,density={density:g}" for density in settings.pop("densities"))
+            settings["regularizers"] += more
         return dataclasses.replace(self.start, **settings).having(options=given)
 
     def files(self, values: Any) -> dict[str, Any]:
         """Where to write."""
-        return {name: _flat(values)[name] for name in ("runs", "tensorboard")}
+        files = {name: _flat(values)[name] for name in ("runs", "tensorboard")}
+        if not files["runs"]:
+            raise UserError("--runs is empty: name a folder, as --runs runs")
+        return files
 
 
 def training_flags(start: Settings, runs: Path) -> Flags:
@@ -60,9 +66,14 @@ def training_flags(start: Settings, runs: Path) -> Flags:
     sections: dict[str, list[Any]] = {"": [], **{name: [] for name in _SECTIONS}}
     for item in dataclasses.fields(start):
         if "help" in item.metadata:
-            about = arg(prefix_name=False, help=item.metadata["help"])
-            default = dataclasses.field(default=getattr(start, item.name))
-            sections[item.metadata["section"]].append((item.name, Annotated[kinds[item.name], about], default))
+            words, kind, value = item.metadata["help"], kinds[item.name], getattr(start, item.name)
+            made = _flag(item.name, kind, value, words)
+            if item.name in ("regularizer", "lam", "regularizers"):  # None where they were not typed, which is asked
+                several = isinstance(value, tuple)
+                shown = {"help_behavior_hint": f"(default: {' '.join(value) if several else value})"}
+                shown |= {"metavar": "[STR [STR ...]]"} if several else {}
+                made = _flag(item.name, kind | None, None, words, **shown)
+            sections[item.metadata["section"]].append(made)
     if isinstance(start, RunConfig):
         words = "Instead of a lambda: the share of the penalized weights that is left at the end, by L0Ball or by GMP."
         sections[""].append(_flag("density", str | None, None, words, metavar="FLOAT"))
@@ -83,13 +94,26 @@ def training_flags(start: Settings, runs: Path) -> Flags:
     return Flags(dataclasses.make_dataclass("Flags", fields, frozen=True), start)
 
 
-def _budget(density: Any, settings: Mapping[str, Any], default: str) -> dict[str, Any]:
-    """The regularizer that --density stands for."""
-    if density is None:
+def _penalty(given: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The regularizer that --density stands for, taken out of the options; what was typed and has no place is told."""
+    optimizer, typed = settings["optimizer"], {n: settings[n] for n in ("regularizer", "lam") if n in settings}
+    own, budget = registry.has_option(optimizer, "density"), given.get("density")
+    if not registry.takes_regularizer(optimizer):
+        idle = [f"--{n} {value}" for n, value in typed.items() if value not in ("none", "l0_ball")]
+        if idle:
+            raise UserError(f"{optimizer} has no regularizer: leave out {' '.join(idle)}, or use --optimizer sr2")
+    if budget is None or own:
         return {}
-    if (named := settings["regularizer"]) not in ("l0_ball", default):
-        raise UserError(f"--density is the budget of l0_ball: leave out --regularizer {named}, or --density")
-    return {"regularizer": "l0_ball", "reg": (*settings["reg"], f"density={density}")}
+    if (named := typed.get("regularizer", "l0_ball")) != "l0_ball":
+        raise UserError(f"--density is the budget of l0_ball: leave out --regularizer {named}, or --density {budget}")
+    if twice := [pair for pair in settings["reg"] if pair.startswith("density=")]:
+        raise UserError(f"--density {budget} says it already: leave out --reg {twice[0]}")
+    if "lam" in typed:
+        raise UserError(
+            f"--density is a budget and has no lambda: leave out --lam {typed['lam']}, or --density {budget}"
+        )
+    del given["density"]
+    return {"regularizer": "l0_ball", "reg": (*settings["reg"], f"density={budget}")}
 
 
 def options() -> list[str]:

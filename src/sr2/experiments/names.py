@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from .errors import UserError
 
+Precision = Literal["fp32", "tf32", "bf16"]
+"""Arithmetic of a network."""
+Which = Literal["average", "last"]
+"""Which weights of a run: the average of its iterates, or the last one."""
+MEANT = {"l2": "ridge", "weight_decay": "ridge", "lasso": "l1", "group_lasso": "group_l2", "top_k": "l0_ball"}
+"""What others call it: no letters lead from there to our name."""
 
-def check_known(kind: str, name: str, known: Iterable[str]) -> None:
-    """Raise a UserError that lists the known names and the closest, unless `name` is one of them."""
+
+def check_known(kind: str, name: str, known: Iterable[str], *, own: bool = True) -> None:
+    """Raise a UserError that lists the known names and the closest, unless `name` is one of them.
+
+    own: whether it may be the user's own.
+    """
     names = list(known)
     if name in names:
         return
     module, dot, attribute = name.rpartition(".")
-    own = f"{module}:{attribute}" if dot and name.replace(".", "").isidentifier() and attribute != "py" else None
-    close = [own] if own else get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    dotted = own and dot and name.replace(".", "").isidentifier() and attribute != "py"
+    lower = name.lower()
+    meant = f"{module}:{attribute}" if dotted else MEANT[lower] if MEANT.get(lower) in names else None
+    close = [meant] if meant else get_close_matches(lower, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}? " if close else ""
-    raise UserError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}, or your own as module:callable")
+    more = ", or your own as module:callable" if own else ""
+    raise UserError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}{more}")
+
+
+def check_read(config: Any, words: str, but: Sequence[str] = ()) -> None:
+    """Raise a UserError where a flag of this dataclass was given that nobody will read.
+
+    words: why, and the way out.
+    but: those that are read.
+    """
+    for item in dataclasses.fields(config):
+        if item.name not in but and getattr(config, item.name) != item.default:
+            raise UserError(f"--{item.name.replace('_', '-')} {words}")
 
 
 def import_callable(kind: str, spec: str) -> Callable[..., Any]:

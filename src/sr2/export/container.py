@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..files import write_whole
+from ..telling import put_to_use
 from .index_map import IndexMap
 from .rebuild import refresh, set_tensor
 
@@ -67,6 +68,8 @@ def save(model: nn.Module | Mapping[str, Tensor], path: str | Path, *, dtype: to
     """
     if not isinstance(model, nn.Module | Mapping):
         raise TypeError(f"save writes a model or tensors by name, and got a {type(model).__name__}: save(model, path)")
+    if isinstance(model, nn.Module):
+        put_to_use(model)
     tensors, tied = _collect(model.state_dict() if isinstance(model, nn.Module) else model, dtype)
     stored: Tensors = {}
     metadata = {"format": FORMAT, "version": VERSION}

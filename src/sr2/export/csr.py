@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..telling import put_to_use
 from .measure import Example, inputs_of, layer_inputs, milliseconds, table
 from .rebuild import copied, set_module
 
@@ -52,6 +53,7 @@ def sparse_layers(model: Model, example: Example, *, break_even: bool = False, v
     for name, tensor in model.named_parameters():
         if tensor.device.type != "cpu":
             raise ValueError(f"sparse_layers is for the CPU, and {name} is on {tensor.device}: use model.cpu()")
+    put_to_use(model)
     dense = copied(model)
     made = copy.deepcopy(dense)
     rows = measure_layers(dense, inputs, break_even=break_even)

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from ..files import write_whole
+from ..telling import put_to_use
 from .channels import is_layer
 from .measure import Example, inputs_of, layer_inputs, macs, parameters
 from .rebuild import copied, plain
@@ -58,6 +59,7 @@ def to_onnx(model: nn.Module, example: Example, path: str | Path, *, verbose: bo
     """
     runtime = _runtime()
     inputs = tuple(item.cpu() for item in inputs_of(example))
+    put_to_use(model)
     whole = copied(plain(model)).cpu()
     try:
         small, shrunk = shrink(whole, inputs, verbose=verbose), True

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..telling import put_to_use
 from .measure import Example, layer_inputs, milliseconds, table
 from .rebuild import copied, set_module
 
@@ -75,6 +76,7 @@ def semi_structured(model: Model, example: Example | None = None, *, verbose: bo
     if all(reason is not None for reason in reasons.values()):
         what = next((f"{name}: {reason}" for name, reason in reasons.items()), "it has no linear layer")
         raise ValueError(f"no layer of {type(model).__name__} can be 2:4 ({what})")
+    put_to_use(model)
     dense = copied(model)
     made = copy.deepcopy(dense)
     inputs = {}

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..telling import put_to_use
 from .channels import Plan, apply, plan
 from .index_map import IndexMap
 from .measure import Example, inputs_of, macs, milliseconds, parameters, table
@@ -80,6 +81,7 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
         UnknownOperationError: a ValueError that names an operation whose channels shrink does not know.
     """
     model, inputs = plain(model), inputs_of(example)
+    put_to_use(model)
     exact = copied(model).cpu().double()
     small = copy.deepcopy(exact)
     with torch.device("cpu"):  # whatever torch.set_default_device says

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import wraps
+from inspect import Parameter, signature
 from numbers import Real
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -30,21 +32,46 @@ ELSEWHERE = {
     "usual": "it belongs to the rule: give rule=sr2.rules.Tolerant(usual=...)",
     "warmup": "it has one that ends by itself; rule=sr2.rules.Tolerant(usual=...) says where",
 }
-"""What other optimizers are told, and the way to it here."""
+"""What other optimizers are told, and the way to it in SR2."""
+_TAKES: dict[str, Mapping[str, Parameter]] = {}
+"""The arguments of each optimizer."""
 Init = TypeVar("Init", bound=Callable[..., None])
 
 
 def names_the_way(init: Init) -> Init:
-    """The constructor, with a sentence for what is called otherwise here."""
+    """The constructor, with a sentence for what it does not take: what that is called here, or who takes it."""
+    owner = init.__qualname__.partition(".")[0]
+    _TAKES[owner] = takes = {n: p for n, p in signature(init).parameters.items() if n != "self"}
+    by_place = [n for n, p in takes.items() if p.kind is not p.KEYWORD_ONLY]
 
     @wraps(init)
-    def checked(*args: Any, **options: Any) -> None:
-        for name, way in ELSEWHERE.items():
-            if name in options:
-                raise TypeError(f"SR2 has no {name}={options[name]!r}: {way}")
-        init(*args, **options)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        if len(args) > len(by_place):
+            first = repr(args[len(by_place)])
+            raise TypeError(
+                f"{owner} takes {', '.join(by_place)} by place, and {first} is one more: name it, as key=value"
+            )
+        for name, value in options.items():
+            if name not in takes:
+                raise TypeError(f"{owner} has no {name}={value!r}: {_way(owner, name)}")
+        init(self, *args, **options)
 
     return checked  # type: ignore[return-value]
+
+
+def _way(owner: str, name: str) -> str:
+    """From an argument that this optimizer does not take."""
+    if owner == "SR2" and name in ELSEWHERE:
+        return ELSEWHERE[name]
+    others = [other for other, takes in _TAKES.items() if name in takes]
+    if others:
+        return f"{' and '.join(others)} {'has' if len(others) == 1 else 'have'} it, and {owner} has {_names(owner)}"
+    close = get_close_matches(name, _TAKES[owner], n=1)
+    return f"did you mean {close[0]}=?" if close else f"it has {_names(owner)}"
+
+
+def _names(owner: str) -> str:
+    return ", ".join(list(_TAKES[owner])[1:])
 
 
 class Unsaid(NamedTuple):

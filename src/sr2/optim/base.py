@@ -11,15 +11,26 @@ from torch import Tensor, nn
 
 from ..regularizers.base import Regularizer, check_regularizer
 from ..telling import tell
-from .groups import ParamGroups, check_dtypes, module_groups, some
+from .groups import ParamGroups, check_dtypes, module_groups, named_as_others, some
 from .moves.base import Move, Proposal
 from .moves.choose import choose
 from .parts.directions import Direction
 from .parts.metrics import Metric, as_metric
 from .processes import Processes, check_not_flat
-from .saving import SHAPED, WIDE, first_entry, fits, from_line, loaded_entry, saved_entry, to_line, with_weights
+from .saving import (
+    SHAPED,
+    first_entry,
+    fits,
+    from_line,
+    in_its_dtype,
+    loaded_entry,
+    saved_entry,
+    to_line,
+    with_weights,
+)
 from .shards import bound, check_parts
 
+Trained = list[tuple[int, list[tuple[bool, torch.dtype]]]]
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
 
@@ -64,6 +75,10 @@ class ProximalOptimizer(torch.optim.Optimizer):
         compile: bool = False,  # noqa: A002 - torch's own word
     ) -> None:
         check_regularizer(regularizer)
+        for option, value in {"foreach": foreach, "capturable": capturable, "compile": compile}.items():
+            if not isinstance(value, bool) and (value is not None or option != "foreach"):
+                words = "True, False or None" if option == "foreach" else "True or False"
+                raise TypeError(f"{type(self).__name__}: {option} must be {words}, and is {value!r}")
         self.capturable, self.compile = capturable, compile
         self.metric = as_metric(metric)
         self.foreach = foreach
@@ -89,7 +104,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         """What is not state: memory that can be made anew."""
         options = {"foreach": self.foreach, "compile": self.compile, "capturable": self.capturable}
         self._moves = Moves(partial(choose, **options))  # type: ignore[arg-type]
-        self._bound: list[tuple[int, list[bool]]] | None = None
+        self._bound: Trained | None = None
         self._in_force: list[Regularizer | None] = []
 
     # ---- groups
@@ -103,7 +118,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
             of_optimizer = "param_names" in param_group and str(key).endswith("lr")
             if key not in (*known, "param_names", "name") and not (of_scheduler or of_optimizer):
                 raise ValueError(f"a group of {type(self).__name__} has no {key!r}: it has {', '.join(known)}")
-        param_group = self._named(param_group)
+        param_group = named_as_others(param_group, self.param_groups, self._module)
         regularizer = param_group.get("regularizer", self.defaults["regularizer"])
         check_regularizer(regularizer)
         self._check_fits(regularizer)
@@ -117,19 +132,6 @@ class ProximalOptimizer(torch.optim.Optimizer):
             raise
         for p in self.param_groups[-1]["params"]:
             self.state[p] = {}  # torch.distributed.checkpoint would step an optimizer that has no state
-
-    def _named(self, param_group: dict[str, Any]) -> dict[str, Any]:
-        """The group with names, where the others have some: torch wants all or none, and a module's have."""
-        params = param_group["params"]
-        if isinstance(params, set) or "param_names" in param_group:  # the former is torch's to reject
-            return param_group
-        params = [params] if isinstance(params, Tensor) else list(params)
-        named = not params or isinstance(params[0], tuple)
-        if named or not any("param_names" in group for group in self.param_groups):
-            return {**param_group, "params": params}
-        known = {p: name for name, p in self._module.named_parameters()} if self._module is not None else {}
-        prefix = f"group{len(self.param_groups)}"
-        return {**param_group, "params": [(known.get(p, f"{prefix}.{i}"), p) for i, p in enumerate(params)]}
 
     def _check_fits(self, regularizer: Regularizer | None) -> None:
         """Raise where this optimizer cannot have that regularizer."""
@@ -160,7 +162,9 @@ class ProximalOptimizer(torch.optim.Optimizer):
         self.__dict__.pop("_processes", None)  # a trainer may have exchanged the tensors since they were given
         check_not_flat(type(self).__name__, self._module, self._all_parameters())
         check_parts(self, self._processes)
-        check_dtypes(self._all_parameters())  # one may have been unfrozen
+        check_dtypes(self._all_parameters())  # one may have been unfrozen, or `model.half()` called
+        for p in self._all_parameters():
+            in_its_dtype(p, self.state[p])
         for group in self.param_groups:
             check_regularizer(group["regularizer"])  # a user may have written another one there
             self._check_fits(group["regularizer"])
@@ -174,9 +178,9 @@ class ProximalOptimizer(torch.optim.Optimizer):
         """The R that steps are taken under: on its way to the group's own, while that is reached."""
         return regularizer
 
-    def _trained(self) -> list[tuple[int, list[bool]]]:
-        """Of each group its regularizer, and which of its tensors are trained."""
-        return [(id(g["regularizer"]), [p.requires_grad for p in g["params"]]) for g in self.param_groups]
+    def _trained(self) -> Trained:
+        """Of each group its regularizer, and which of its tensors are trained, of which dtype."""
+        return [(id(g["regularizer"]), [(p.requires_grad, p.dtype) for p in g["params"]]) for g in self.param_groups]
 
     def _take(self, number: int, proposal: Proposal) -> Sequence[Sequence[Tensor]]:
         """x <- prox_{step R}(x - step v) for group `number`, and its new state; returns what x was."""
@@ -236,22 +240,25 @@ class ProximalOptimizer(torch.optim.Optimizer):
             read.append(self._checked(given))
             return read[0]
 
-        # Behind the hooks of a user, as torch describes them for parameters in another order: they give another state.
+        def finished(_: object) -> None:
+            for name, remembered in self._remembered().items():
+                remembered.load_state_dict(from_line(self.param_groups[0].pop(name)))
+            for group, regularizer in zip(self.param_groups, mine, strict=True):
+                group["regularizer"] = regularizer
+            numbers = [number for group in read[0]["param_groups"] for number in group["params"]]
+            for number, p in zip(numbers, self._all_parameters(), strict=True):
+                self.state[p] = loaded_entry(p, self.state[p], read[0]["state"].get(number, {}))
+            self._place()
+
+        # Behind the pre-hooks of a user, as torch describes them for parameters in another order: they give another
+        # state. Before the post-hooks, which may read all of it.
         last = self.register_load_state_dict_pre_hook(checked)
+        first = self.register_load_state_dict_post_hook(finished, prepend=True)
         try:
             super().load_state_dict(state_dict)
         finally:
             last.remove()
-        for name, remembered in self._remembered().items():
-            line = self.param_groups[0].pop(name, None)
-            among: Any = self.state  # where the first releases had it, and torch keeps what is no parameter's as it is
-            remembered.load_state_dict(from_line(among.pop(name) if line is None else line))
-        for group, regularizer in zip(self.param_groups, mine, strict=True):
-            group["regularizer"] = regularizer
-        self._keep_wide(read[0])
-        for p in self._all_parameters():
-            self.state[p] = loaded_entry(p, self.state[p])
-        self._place()
+            first.remove()
 
     def _checked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The state as torch is to load it; what is none of this class is an error."""
@@ -260,27 +267,17 @@ class ProximalOptimizer(torch.optim.Optimizer):
                 f"this is not the state of an optimizer, since its keys are {some(list(state_dict))}: load what "
                 "optimizer.state_dict() gave, as saved['optimizer']"
             )
-        later = {name: 0.0 for name in ("weight_decay",) if name in self.defaults}  # SR2 did not always have it
-        groups = [{**later, **g} for g in state_dict["param_groups"]]
-        self._check_state(groups, state_dict["state"])
+        groups = [dict(g) for g in state_dict["param_groups"]]
+        self._check_state(groups)
         for number, (saved, group) in enumerate(zip(groups, self.param_groups, strict=False)):
             if saved.get("regularizer") != repr(regularizer := group["regularizer"]):
                 tell(f"group {number} was saved under {saved.get('regularizer')} and goes on under {regularizer!r}")
             saved["regularizer"] = None  # torch would deep-copy it
         return {**state_dict, "param_groups": groups}
 
-    def _keep_wide(self, state_dict: dict[str, Any]) -> None:
-        """torch casts a state to the dtype of its parameter: what is float32 beside a bfloat16 one is taken again."""
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        for number, p in zip(numbers, self._all_parameters(), strict=True):
-            for name, value in state_dict["state"].get(number, {}).items():
-                if p.dtype == torch.bfloat16 and name in WIDE:
-                    self.state[p][name] = value.to(p.device, torch.float32)
-
-    def _check_state(self, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
+    def _check_state(self, groups: list[dict[str, Any]]) -> None:
         """Whether it is one of this class."""
-        first = groups[0] if groups else {}
-        lacking = [name for name in self._remembered() if name not in state and name not in first]
+        lacking = [name for name in self._remembered() if not groups or name not in groups[0]]
         lacking += [name for group in groups for name in self.defaults if name not in group]
         if lacking:
             name = type(self).__name__
@@ -318,8 +315,9 @@ class ProximalOptimizer(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             count = sum(p.numel() for p in group["params"])
             what = group["regularizer"] or "no regularizer"
-            words = f"{len(group['params'])} tensors, {count:,} parameters, {what}{self._options_of(group)}"
-            lines.append(f"  group {number}: {words}")
+            tensors = "1 tensor" if len(group["params"]) == 1 else f"{len(group['params'])} tensors"
+            entries = "1 parameter" if count == 1 else f"{count:,} parameters"
+            lines.append(f"  group {number}: {tensors}, {entries}, {what}{self._options_of(group)}")
         return "\n".join(lines) + "\n)"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -108,3 +108,19 @@ def check_dtypes(params: Iterable[Tensor]) -> None:
                 "keep float32 parameters and compute in lower precision with torch.autocast, "
                 "or view a complex one as real (torch.view_as_real)"
             )
+
+
+def named_as_others(
+    param_group: dict[str, Any], others: Sequence[Mapping[str, Any]], module: nn.Module | None
+) -> dict[str, Any]:
+    """The group with names, where the others have some: torch wants all or none, and a module's have."""
+    params = param_group["params"]
+    if isinstance(params, set) or "param_names" in param_group:  # the former is torch's to reject
+        return param_group
+    params = [params] if isinstance(params, Tensor) else list(params)
+    named = not params or isinstance(params[0], tuple)
+    if named or not any("param_names" in group for group in others):
+        return {**param_group, "params": params}
+    known = {p: name for name, p in module.named_parameters()} if module is not None else {}
+    prefix = f"group{len(others)}"
+    return {**param_group, "params": [(known.get(p, f"{prefix}.{i}"), p) for i, p in enumerate(params)]}

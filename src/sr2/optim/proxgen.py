@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..checks import check_number
 from ..regularizers.base import Regularizer
+from .arguments import names_the_way
 from .base import Params, ProximalOptimizer
 from .closure.losses import Closure, loss_and_gradients
 from .moves.base import Proposal
@@ -41,6 +42,7 @@ class ProxGEN(ProximalOptimizer):
         foreach, capturable: as in SR2; with `capturable`, `lr` is kept as a tensor, which torch's schedulers fill.
     """
 
+    @names_the_way
     def __init__(
         self,
         params: Params,

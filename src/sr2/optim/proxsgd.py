@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..checks import check_number
 from ..regularizers.base import Regularizer, Step, check_convex
+from .arguments import names_the_way
 from .base import Params, ProximalOptimizer, Remembered
 from .closure.losses import Closure, loss_and_gradients
 from .moves.base import Proposal
@@ -44,6 +45,7 @@ class ProxSGD(ProximalOptimizer):
         foreach, capturable: as in SR2; with `capturable`, `lr` is kept as a tensor, which torch's schedulers fill.
     """
 
+    @names_the_way
     def __init__(
         self,
         params: Params,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..numerics import is_part, local, wide
+from ..numerics import cast, is_part, local, wide
 from .parts.directions import Direction
 from .parts.metrics import Metric
 from .shards import as_part, part_of
@@ -23,7 +23,7 @@ from .shards import as_part, part_of
 Entry = dict[str, Any]
 WIDE = ("average", "square", "curvature")
 """What is remembered in float32 of a bfloat16 parameter: slow means, of which small changes would be rounded away."""
-SHAPED = frozenset({"momentum", "passed", *WIDE})
+SHAPED = frozenset({"momentum", "passed", "v", *WIDE})
 """What has the shape of its parameter."""
 BEGUN = "begun"
 """Whether a parameter has taken part in a step."""
@@ -39,12 +39,29 @@ def saved_entry(p: Tensor, entry: Entry, *, begun: bool) -> Entry:
     return {**tensors, **numbers, BEGUN: begun}
 
 
-def loaded_entry(p: Tensor, entry: Entry) -> Entry:
-    """The inverse; a state that is written in place must be nobody else's. A whole tensor is cut as p is."""
+def loaded_entry(p: Tensor, entry: Entry, saved: Entry) -> Entry:
+    """The inverse; a state that is written in place must be nobody else's. A whole tensor is cut as p is.
+
+    entry, saved: as torch has cast it, to the dtype of p, and as it was: what is wider than p is taken again.
+    """
     if not entry.get(BEGUN, True):
         return {}
     kept = {name: v for name, v in entry.items() if name != BEGUN}
+    for name in SHAPED & saved.keys():
+        if (dtype := kept_dtype(name, p)) != p.dtype:
+            kept[name] = saved[name].to(p.device, dtype)
     return {name: part_of(v, p).clone() if isinstance(v, Tensor) else v for name, v in kept.items()}
+
+
+def kept_dtype(name: str, p: Tensor) -> torch.dtype:
+    """In which an entry of p's state is kept."""
+    return torch.float32 if p.dtype == torch.bfloat16 and name in WIDE else p.dtype
+
+
+def in_its_dtype(p: Tensor, entry: Entry) -> None:
+    """The state follows where `model.double()` or the like has changed the dtype of p since; else it stays as it is."""
+    for name in SHAPED & entry.keys():
+        entry[name] = cast(entry[name], kept_dtype(name, p))
 
 
 @torch.no_grad()

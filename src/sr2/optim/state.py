@@ -308,31 +308,21 @@ class SearchState:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a saved state; what it lacks stays. Those of the first releases have other names for some."""
+        """Go on from a saved state; what it lacks stays."""
         self.sigma.fill_(float(saved.get("sigma", self.sigma)))
         self.sigma_known = bool(saved.get("sigma_known", self.sigma_known))
         self.entered = bool(saved.get("entered", self.entered))
-        chosen = {"gamma3": saved["gamma3"]} if saved.get("gamma3") is not None else self.chosen
-        self.chosen = dict(saved.get("chosen", chosen))
+        self.chosen = dict(saved.get("chosen", self.chosen))
         if self.batch is not None and saved.get("batch") is not None:
             self.batch = int(saved["batch"])
         self.pace = Pace(**saved.get("pace", {})) if LARGEST in self.memory else Pace()  # of a run that trusted
-        old = {"rejected": saved.get("refused", 0)}
         for name, count in self.counts._asdict().items():
-            count.fill_(int(saved.get(name, old.get(name, 0))))
-        sums = torch.as_tensor(saved.get("steps_squared", [0.0] * 4), device="cpu").tolist()
-        moments = saved.get("moments", dict(zip(Moments._fields, sums, strict=True)))
+            count.fill_(int(saved.get(name, 0)))
         for name, number in self.moments._asdict().items():
-            number.fill_(moments[name])
-        self._load_memory(saved)
-
-    def _load_memory(self, saved: Mapping[str, Any]) -> None:
-        """What another schedule remembers is not this one's."""
-        pair = saved.get("cooldown")
-        schedule = saved.get("schedule", "None" if pair is None else f"Cooldown(first={pair[0]}, last={pair[1]})")
-        memory = saved.get("memory", {"sigma_first": saved.get("sigma_first", 0.0)})
+            number.fill_(saved.get("moments", {}).get(name, 0.0))
+        memory, mine = saved.get("memory", {}), saved.get("schedule") == self.schedule
         for name, number in self.memory.items():
-            if name in memory and (schedule == self.schedule or name != "sigma_first"):
+            if name in memory and (mine or name != "sigma_first"):  # that of another schedule is not this one's
                 number.fill_(float(memory[name]))
 
 

@@ -54,7 +54,7 @@ def test_runs_tables_and_a_figure(tmp_path: Path, few_steps: None, capsys: pytes
 
 def test_without_panel_it_times_steps(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("sr2.experiments.bench_table.run_and_print", seen.append)
+    monkeypatch.setattr("sr2.experiments.panel.command.print_timings", seen.append)
     assert main(["bench", "--model", "mlp"]) == 0
     assert seen[0].model == "mlp"
 

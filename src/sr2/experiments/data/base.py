@@ -218,6 +218,8 @@ def known() -> list[str]:
 
 def spec_of(name: str) -> Spec:
     """The built-in data set of that name."""
+    if ":" in name:
+        raise UserError(f"{name} is a data set of your own, which brings itself: known here are {', '.join(_MODULES)}")
     check_known("data set", name, _MODULES)
     module = importlib.import_module(_MODULES[name], __package__)
     specs: dict[str, Spec] = {spec.name: spec for spec in vars(module).values() if isinstance(spec, Spec)}

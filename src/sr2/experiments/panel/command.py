@@ -11,9 +11,12 @@ from pathlib import Path
 
 import torch
 
+from ..bench import BenchConfig
+from ..bench_table import run_and_print as print_timings
 from ..errors import UserError
-from ..names import check_known
+from ..names import check_known, check_read
 from ..run.build import find_device
+from ..run.export import bench_sparse
 from . import gpt_methods as gpt
 from . import methods, runner, summary, tasks
 
@@ -41,12 +44,31 @@ class PanelConfig:
     """Steps of the panel's task gpt."""
 
 
+def bench_or_panel(config: BenchConfig, panel: PanelConfig, sparse: Path | None = None, trust: bool = False) -> None:
+    """What `sr2 bench` does: the timings, or the layers of a run, or the panel. A flag that is not read is told."""
+    if sparse is not None:
+        for given in (config, panel):
+            check_read(given, "is not for --sparse: leave out one of them")
+        bench_sparse(sparse, trust=trust)
+    elif panel.panel:
+        check_read(config, "is not for --panel: leave out one of them", but=["device"])
+        run_and_print(panel, config.device)
+    else:
+        check_read(panel, "is for --panel: add that, or leave it out")
+        print_timings(config)
+
+
 def run_and_print(config: PanelConfig, device_name: str = "cpu") -> None:
     """The runs that are missing, then the tables and the figure of all that are there."""
     device = find_device(device_name)
     named = config.tasks or (*tasks.PANEL, *(DEVICE_TASKS if device.type == "cuda" else ()))
     for name in named:
-        check_known("task", name, (*tasks.TASKS, *DEVICE_TASKS, *TRAINED))
+        check_known("task", name, (*tasks.TASKS, *DEVICE_TASKS, *TRAINED), own=False)
+    for what, given in {"method": config.methods, "seed": config.seeds}.items():
+        if not given:
+            raise UserError(f"name at least one {what} of the panel, or leave out --{what}s")
+    if min(config.seeds) < 0:
+        raise UserError(f"seeds must be at least 0, and one is {min(config.seeds)}")
     known = methods.own() | methods.baselines()
     _check_patterns(config.methods, (*known, *gpt.METHODS))
     chosen = {n: m for n, m in known.items() if any(fnmatch.fnmatch(n, p) for p in config.methods)}

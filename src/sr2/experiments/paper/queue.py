@@ -6,11 +6,13 @@ trained (`RunStore.locked`), and who finds one locked goes on to the next: sever
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..run.build import checked
@@ -48,6 +50,8 @@ def plan(data: str, rows: Sequence[str], shared: RunConfig, *, here: bool = True
     found = [cell for cell in cells().values() if cell.data == data]
     if not found:
         raise UserError(f"the paper has no cell of {data!r}: use {' or '.join(dict.fromkeys(_data()))}")
+    if not rows:
+        raise UserError(f"name at least one of --rows {' '.join(ROWS)}")
     found.sort(key=_place)
     runs = [run for row in rows for cell in found for run in _row(cell, row)]
     same = {name: getattr(shared, name) for name in ("epochs", "device", "precision", "compile")}
@@ -105,6 +109,11 @@ class Queue:
 
     def __init__(self, runs: Iterable[RunConfig], root: Path, done: Sequence[Path] = ()) -> None:
         self.runs, self.root, self._done = list(runs), Path(root), list(done)
+        for folder in done:
+            if not folder.exists():
+                raise UserError(f"{folder} does not exist: name a folder of runs, or leave out --done")
+        if self.root.is_file():
+            raise UserError(f"{root} is a file: name a folder with --runs")
 
     def left(self) -> list[RunConfig]:
         """The runs that nobody has finished."""
@@ -147,6 +156,8 @@ def share(jobs: int, command: Sequence[str], stop: StopSignals) -> int:
         command: of one of them, behind `PROGRAM`.
         stop: passed on to all of them.
     """
+    if jobs < 1:
+        raise UserError(f"jobs must be at least 1, and is {jobs}")
     workers = [subprocess.Popen([*PROGRAM, *command]) for _ in range(jobs)]
     told = False
     while any(worker.poll() is None for worker in workers):
@@ -156,3 +167,32 @@ def share(jobs: int, command: Sequence[str], stop: StopSignals) -> int:
                 worker.terminate()
         time.sleep(0.2)
     return max(abs(int(worker.returncode)) for worker in workers)
+
+
+def work(
+    data: str,
+    rows: Sequence[str],
+    shared: RunConfig,
+    runs: Path,
+    done: Sequence[Path],
+    *,
+    minutes: float | None,
+    jobs: int,
+    show: bool,
+) -> int:
+    """What `sr2 paper queue` does; returns its exit code."""
+    queue = Queue(plan(data, rows, shared, here=not show), runs, done)
+    if show:
+        print("\n".join([*(f"{run.key}  {run.label}" for run in queue.left()), queue.state()]))
+        return 0
+    with StopSignals(minutes) as stop:
+        if jobs == 1:
+            queue.work(stop, Watch(len(queue.left())))
+            return 0
+        flags: dict[str, Any] = {"data": [data], "rows": rows, "epochs": [shared.epochs], "device": [shared.device]}
+        flags |= {"runs": [runs], "precision": [shared.precision], "compile": [] if shared.compile else None}
+        flags |= {"done": done or None, "minutes": None if minutes is None else [minutes]}
+        words = [[f"--{name}", *map(str, values)] for name, values in flags.items() if values is not None]
+        code = share(jobs, ["paper", "queue", *itertools.chain.from_iterable(words)], stop)
+    print(queue.state())
+    return code

@@ -21,9 +21,9 @@ from ...regularizers import Regularizer
 from .. import data, models
 from ..baselines import Baseline
 from ..errors import UserError
-from ..names import check_known
+from ..names import Precision, check_known
 from . import registry
-from .config import FIRST_DEFAULTS, Precision, RunConfig
+from .config import FIRST_DEFAULTS, RunConfig
 from .network import AUTOCAST
 from .options import as_annotated, parameters, parse_pairs
 from .processes import started
@@ -31,20 +31,25 @@ from .processes import started
 
 def make_regularizer(config: RunConfig) -> Regularizer | None:
     """The regularizer with its constants, and the ridge beside it; None for "none" without a ridge."""
-    constants = parse_pairs("--reg", "a constant of a regularizer", config.reg, {"lam": "use --lam for lambda"})
+    constants = parse_pairs(
+        "--reg", "a constant of a regularizer", config.reg, {"lam": "use --lam for lambda, --lams in a grid"}
+    )
     takes = registry.constants(config.regularizer)
     if "lam" in takes:
         constants = {"lam": config.lam, **constants}
     elif config.lam != RunConfig.lam:
-        raise UserError(f"{config.regularizer} has no lam: leave out --lam")
+        raise UserError(f"{config.regularizer} has no lam: leave out --lam {config.lam:g}")
     needed = [f"{n}=…" for n, default in takes.items() if default is inspect.Parameter.empty and n not in constants]
-    unknown = [n for n in constants if n not in takes]
+    unknown = [] if registry.takes_any(config.regularizer) else [n for n in constants if n not in takes]
     others = [n for n in takes if n != "lam"]
     if unknown:
         known = f"its constants are {', '.join(others)}" if others else "it takes none"
         raise UserError(f"{config.regularizer} has no constant {unknown[0]!r}: {known}")
     if needed:
-        raise UserError(f"{config.regularizer} needs more constants: add --reg {' '.join(needed)}")
+        in_grid = ",".join([config.regularizer, *needed])
+        raise UserError(
+            f"{config.regularizer} needs more constants: add --reg {' '.join(needed)}, or in a grid {in_grid}"
+        )
     with _as_user_errors():
         made = registry.find_regularizer(config.regularizer)(**constants) if config.regularizer != "none" else None
         regularizers.base.check_regularizer(made)
@@ -88,6 +93,8 @@ def check_option(optimizer: str, name: str) -> None:
     if not registry.has_option(optimizer, name):
         if optimizer == "sr2" and name in ELSEWHERE:
             raise UserError(f"sr2 has no option {name}: {ELSEWHERE[name]}")
+        if name in registry.GIVEN:
+            raise UserError(f"{optimizer} has no option {name} here: it follows from the run's own settings")
         theirs = ", ".join(registry.option_names(optimizer))
         raise UserError(f"{optimizer} has no option {name}: its options are {theirs}")
 

@@ -118,7 +118,8 @@ def _check_each(grid: Grid, optimizers: Sequence[dict[str, Any]], regularizers: 
     if grid.ridge and not any(registry.takes_regularizer(o["optimizer"]) for o in optimizers):
         raise UserError("no optimizer of the grid has a regularizer, which --ridge is: use their own --weight-decay")
     for optimizer in optimizers:
-        checked(_fitting(RunConfig(**optimizer, regularizer="none")))
+        for seed in grid.seeds:
+            checked(_fitting(RunConfig(**optimizer, regularizer="none", seed=seed)))
     for regularizer in regularizers:
         for lam in _lams(grid, regularizer):
             make_regularizer(RunConfig(**regularizer, lam=lam))

@@ -12,11 +12,9 @@ from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from ..errors import UserError
-from ..names import check_known
+from ..names import Precision, check_known
 from . import registry
 from .options import Value
-
-Precision = Literal["fp32", "tf32", "bf16"]
 
 
 def setting(default: Any, words: str, section: str = "run") -> Any:
@@ -125,7 +123,7 @@ class RunConfig(Settings):
         kinds = get_type_hints(cls)
         flat = {name: value for name, value in values.items() if name not in kinds}
         for name in flat:
-            check_known("setting", name, [*kinds, *FIRST_OPTIONS])
+            check_known("setting", name, [*kinds, *FIRST_OPTIONS], own=False)
         given = {name: value for name, value in values.items() if name in kinds}
         if not isinstance(given.get("options", {}), dict):
             raise UserError(f"the setting options cannot be {given['options']!r}")

@@ -18,8 +18,9 @@ from ...export import load, save, semi_structured, shrink, sparse_layers, to_onn
 from ...export.measure import macs, milliseconds, parameters
 from ..errors import UserError
 from ..listing import headed_table
+from ..names import Which
 from .problem import Problem
-from .store import RunRecord, RunStore, Which, read_run, weights_file
+from .store import RunRecord, RunStore, read_run, weights_file
 from .trained import trained, with_weights
 
 FIGURES = ("bytes", "parameters", "macs", "milliseconds")

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from ...zeros import prune_
 from ..listing import headed_table
+from ..names import Which
 from .evaluate import evaluate, has_statistics, percent_zero, recalibrate_
 from .problem import Problem
-from .store import AVERAGE, RunRecord, RunStore, Which, read_run, weights_file
+from .store import AVERAGE, RunRecord, RunStore, read_run, weights_file
 from .trained import trained, with_weights
 
 LEVELS = range(1, 9)

@@ -77,7 +77,14 @@ def constants(regularizer: str) -> dict[str, Any]:
         return {}
     if ":" not in regularizer:
         check_known("regularizer", regularizer, [*REGULARIZERS, "none"])
-    return {n: p.default for n, p in parameters(find_regularizer(regularizer)).items()}
+    takes = parameters(find_regularizer(regularizer)).items()
+    return {n: p.default for n, p in takes if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+
+
+def takes_any(regularizer: str) -> bool:
+    """Whether the regularizer of that name, one's own, takes constants of any name."""
+    found = {} if regularizer == "none" else parameters(find_regularizer(regularizer))
+    return any(p.kind is p.VAR_KEYWORD for p in found.values())
 
 
 def has_lambda(regularizer: str) -> bool:

@@ -37,7 +37,7 @@ class Shared:
     def __init__(self, address: str, here: Path) -> None:
         import fsspec
 
-        self.address, self.here = address.rstrip("/"), here
+        self.address, self.here = _base(address), here
         with self._told("opened"):
             self._system, self._root = fsspec.url_to_fs(self.address)
             self._root = self._root.rstrip("/")
@@ -94,7 +94,12 @@ def read_here(folder: Folder) -> Iterator[Path]:
         if shared is None:
             yield Path(folder)
         else:
-            yield shared.fetch(wanted=lambda name: name.endswith((".json", ".jsonl")))
+            here = shared.fetch(wanted=lambda name: name.endswith((".json", ".jsonl")))
+            if not any(here.rglob("config.json")):
+                raise UserError(
+                    f"{folder} has no run in it: name a run folder (it has a config.json), or a folder of them"
+                )
+            yield here
 
 
 @contextlib.contextmanager
@@ -112,4 +117,12 @@ def join(folder: Folder, name: str) -> Folder:
     >>> join("s3://bucket/runs", "report"), join("runs", "report").as_posix()
     ('s3://bucket/runs/report', 'runs/report')
     """
-    return f"{str(folder).rstrip('/')}/{name}" if is_address(folder) else Path(folder) / name
+    return f"{_base(str(folder))}/{name}" if is_address(folder) else Path(folder) / name
+
+
+def _base(address: str) -> str:
+    """Without a / at its end; one that ends with :// would be a path then."""
+    base = address.rstrip("/")
+    if not is_address(base):
+        raise UserError(f"{address} names no folder: add one, as s3://bucket/runs")
+    return base

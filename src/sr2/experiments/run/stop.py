@@ -33,6 +33,8 @@ class StopSignals:
     def __init__(self, minutes: float | None = None) -> None:
         self.told = False
         """Whether a signal came."""
+        if minutes is not None and not minutes > 0:
+            raise UserError(f"minutes must be above 0, and is {minutes:g}")
         self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
     @property

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ...files import write_atomically
 from ..errors import UserError, short
 from ..models import fingerprint
-from ..names import check_known
+from ..names import Which, check_known
 from ..tasks import Score
 from .config import RunConfig
 from .environment import environment
@@ -53,8 +53,6 @@ from .view import modern
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 METRICS = "metrics.jsonl"
 WEIGHTS, AVERAGE = "weights.safetensors", "average.safetensors"
-Which = Literal["average", "last"]
-"""Which weights of a run: the average of its iterates, or the last one."""
 _MARK = b"\nsr2 sha256 "
 _TAIL = len(_MARK) + 65  # the mark, 64 hexadecimal digits, the end of the line
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import UserError
+from ..names import Which
 from .build import check_place
 from .problem import Problem
-from .store import WEIGHTS, RunRecord, RunStore, Which, read_run, read_weights
+from .store import WEIGHTS, RunRecord, RunStore, read_run, read_weights
 
 
 def trained(

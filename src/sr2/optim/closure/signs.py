@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
-from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -114,12 +113,15 @@ class Gradients:
     """The gradients that are there now; those that come later, other than by a step, can be told from them."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._known: dict[Tensor, tuple[ref[Tensor], int] | None] = {}
+        self._known: dict[Tensor, torch.dtype | None] = {}
         self.note(parameters)
 
     def note(self, parameters: Sequence[Tensor]) -> None:
         """These too; those of parameters that are frozen meanwhile stay known."""
-        self._known |= {p: None if p.grad is None else (ref(p.grad), p.grad._version) for p in parameters}
+        for p in parameters:
+            self._known[p] = None if p.grad is None else p.grad.dtype
+            if p.grad is not None:  # on itself: a weak reference is in the way of torch.utils.swap_tensors
+                p.grad._seen_by_sr2 = p.grad._version  # type: ignore[attr-defined]
 
     def others(self, parameters: Sequence[Tensor]) -> bool:
         """Whether there are others now, and not zero."""
@@ -129,8 +131,10 @@ class Gradients:
     def _is_other(self, parameter: Tensor, gradient: Tensor) -> bool:
         if parameter not in self._known:  # of a group that was added since
             return False
-        known = self._known[parameter]
-        return known is None or known[0]() is not gradient or known[1] != gradient._version
+        if (known := self._known[parameter]) is None:
+            return True
+        # Of another dtype it is the same one, converted with the network.
+        return known == gradient.dtype and getattr(gradient, "_seen_by_sr2", None) != gradient._version
 
 
 def accumulated_by_accelerate() -> int:

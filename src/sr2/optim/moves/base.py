@@ -270,7 +270,7 @@ class ByGroup:
         self.proposals: Sequence[Proposal] = ()
         self._groups: Sequence[Proposal] = ()
         self._kept, self._ways, self._capturable = kept, ways, capturable
-        self._moved: list[Piece] = []
+        self._moved: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
 
     @property
     def kept(self) -> Sequence[Sequence[Tensor]]:
@@ -298,8 +298,8 @@ class ByGroup:
         return add([p.noise(kept, of_batch=of_batch) for p, kept in zip(self._groups, self._kept, strict=True)])
 
     def put_back(self) -> None:
-        for piece in self._moved:
-            torch._foreach_copy_(list(piece.xs), list(piece.olds))
+        for xs, olds in self._moved:
+            torch._foreach_copy_(list(xs), list(olds))
 
     def settle(self, outcome: Outcome) -> None:
         if not self._capturable:
@@ -325,7 +325,7 @@ class ByGroup:
 
     def _keep(self, piece: Piece) -> None:
         torch._foreach_copy_(list(piece.olds), list(piece.xs))
-        self._moved.append(piece)
+        self._moved.append((piece.xs, piece.olds))  # and no view of a gradient, which torch then could not swap
 
 
 def _some(numbers: Sequence[int], *rows: Sequence[Any]) -> Piece:

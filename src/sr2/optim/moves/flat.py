@@ -75,6 +75,7 @@ def pieces(group: Piece, rows: int | None) -> Iterator[Piece]:
         if any(t.stride() != x.stride() for t in together) or not dense(x):
             yield Piece([x], [old], [v], [step])
             continue
+        together[0] = x.detach()  # whose views, which a move keeps, are none of x: torch could not swap that
         for part in zip(*(_in_runs(t.as_strided((t.numel(),), (1,)), rows) for t in together), strict=True):
             yield Piece([part[0]], [part[1]], [part[2]], [part[3] if len(part) > 3 else step])
 

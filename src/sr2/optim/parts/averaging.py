@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...checks import check_number
 from ...numerics import capturing, cast, is_expanded, local, wide
-from ...telling import called_by_us, saving_for_use, tell
+from ...telling import called_by_us, tell
 from ..processes import ALONE, Processes
 from .metrics import State
 
@@ -165,8 +165,8 @@ def _no_checkpoint(*_: object) -> None:
 
 class Reminder:
     """Who saves a network whose average they never looked at is told so, once; and who saves one to use, which is
-    the average or a file of `sr2.export.save`, before its budget is reached. To evaluate, or to save what a run goes
-    on from, is neither.
+    the average or what `sr2.export` makes of a network, before its budget is reached. To evaluate, or to save what a
+    run goes on from, is neither.
 
     A hook of the module's `state_dict`. It knows its optimizer weakly and goes with it; a copy of the module, by
     `copy.deepcopy` or pickle, has a hook that does nothing, and that is found without this library.
@@ -198,18 +198,26 @@ class Reminder:
 
     def __call__(self, *_: object) -> None:
         """After `state_dict()`."""
+        if not called_by_us():
+            self._say("state_dict", used=self.inside > 0)
+
+    def before_use(self) -> None:
+        """`sr2.export` saves this network, or makes another one of it."""
+        self._say("network", used=True)
+
+    def _say(self, what: str, *, used: bool) -> None:
         optimizer = self._optimizer()
-        if optimizer is None or called_by_us():
+        if optimizer is None:
             return
-        if not self.told_of_budget and (self.inside or saving_for_use()) and (words := _short_of_budget(optimizer)):
+        if used and not self.told_of_budget and (words := _short_of_budget(optimizer)):
             self.told_of_budget = True
             tell(words)
         if not self.done and any(NAME in state for state in optimizer.state.values()):
             self.done = True
             tell(
-                "this state_dict holds the last iterate, and the average that the optimizer keeps is usually the "
-                "better network: save that inside `with optimizer.averaged():`, after sr2.recalibrate_ where there is "
-                "batch norm; a run is resumed from the last iterate"
+                f"this {what} holds the last iterate, and the average that the optimizer keeps is usually the better "
+                "network: save that inside `with optimizer.averaged():`, after sr2.recalibrate_ where there is batch "
+                "norm; a run is resumed from the last iterate"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -217,7 +225,7 @@ class Reminder:
 
 
 def _short_of_budget(optimizer: Any) -> str | None:
-    """What to say of a network that is saved before its budget holds."""
+    """What to say of a network that is put to use before its budget holds."""
     budget = next((R for g in optimizer.param_groups if (R := g["regularizer"]) is not None and R.strict), None)
     if not optimizer._reaching or budget is None:  # a network may have been within it from the start
         return None
@@ -225,8 +233,8 @@ def _short_of_budget(optimizer: Any) -> str | None:
     if not 0 < taken < last:
         return None
     return (
-        f"this network is saved after step {taken}, and {budget!r} holds from step {last} on: save a later one, or, if "
-        "the run ends here, let steps=n be the number of its steps"
+        f"this network is that of step {taken}, and {budget!r} holds from step {last} on: save a later one, or, if the "
+        "run ends here, let steps=n be the number of its steps"
     )
 
 

@@ -33,6 +33,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ...checks import is_real, shown
 from ...numerics import Rounding
 from ..processes import Processes
 
@@ -275,11 +276,11 @@ class Ratio(Rule):
         if self.gamma2 is None:
             object.__setattr__(self, "gamma2", self.gamma1)
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if not isinstance(value, (int, float)) or not is_real(value):
                 if name == "gamma3" and value == "auto":
                     continue
                 words = "a number or 'auto'" if name == "gamma3" else "a number"
-                raise ValueError(f"SR2: {name} must be {words}, and is {value!r}")
+                raise ValueError(f"SR2: {name} must be {words}, and is {shown(value)}")
         if not 0 < self.eta1 <= self.eta2 < 1:
             raise ValueError(f"SR2 needs 0 < eta1 <= eta2 < 1, and got eta1={self.eta1}, eta2={self.eta2}")
         if not self.undecided and not 0 < self.gamma3 <= 1:  # type: ignore[operator]
