@@ -168,6 +168,7 @@ class TwoEvaluations:
             self._watch.looks -= 1
         if self._capturable or self._watch is None or evidence is None or not (outcome.sound and self.tested):
             return
+        self._watch.at_trial(evidence.f_trial)
         if evidence.f_trial == evidence.loss:
             self._watch.unmoved(evidence.loss, evidence.vs)
         else:
