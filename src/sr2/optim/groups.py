@@ -93,7 +93,8 @@ def _of_norms(module: nn.Module) -> list[nn.Parameter]:
     if isinstance(module, _NORMS):
         return list(module.parameters(recurse=False))
     if isinstance(module, ParametrizationList):
-        return [module.original0] if isinstance(module[0], _WeightNorm) else []
+        own = dict(module.named_parameters(recurse=False))
+        return [own["original0"]] if isinstance(module[0], _WeightNorm) else []
     hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]
     return [getattr(module, f"{hook.name}_g") for hook in hooks]
 

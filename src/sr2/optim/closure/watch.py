@@ -46,7 +46,7 @@ class ClosureWatch:
     ) -> None:
         self._slack = slack
         self._draws, self._impure = False, False
-        self._asked, self.unmoved_steps, self._not_finite = 0, 0, 0
+        self._asked, self.unmoved_steps, self.not_finite = 0, 0, 0
         self.sigma, self.rhos = math.nan, list[float]()
         self._device, self._protected = parameters[0].device, module is not None
         self._exact = not any(p.dtype in LOW for p in parameters if p.requires_grad)
@@ -136,10 +136,10 @@ class ClosureWatch:
                 f"where a change of {float(vs):g} was promised: is the network called inside the closure?"
             )
 
-    def at_trial(self, f: Tensor) -> None:
-        """After a test: a network that has no finite loss anywhere near x moves no more, whatever sigma is."""
-        self._not_finite = 0 if bool(f.isfinite()) else self._not_finite + 1
-        if self._not_finite == STILL:
+    def no_loss(self, f: Tensor) -> None:
+        """f is not finite at x + s. A network with no finite loss anywhere near x moves no more, whatever sigma is."""
+        self.not_finite += 1
+        if self.not_finite == STILL:
             self._once(
                 "not finite",
                 f"for {STILL} steps in a row the loss at the trial point was {float(f)}, and x stays where it is: "
