@@ -215,3 +215,16 @@ def test_torchs_own_encoder_layer_keeps_its_weights(monkeypatch):
     assert not isinstance(fast[1].linear1, SparseLinear)
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x))
+
+
+@pytest.mark.usefixtures("_csr_wins")
+def test_weights_that_are_computed_are_settled():
+    model = nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(32, 16)), nn.ReLU(), nn.Linear(16, 2)
+    ).eval()
+    with torch.no_grad():
+        model[0].parametrizations.weight.original[:, 4:] = 0.0
+    x = torch.randn(3, 32)
+    fast = sparse_layers(model, x, verbose=False)
+    assert isinstance(fast[0], SparseLinear)
+    torch.testing.assert_close(fast(x), model(x))

@@ -47,6 +47,45 @@ def test_shrunk_and_folded(exported):
     assert report.bytes == path.stat().st_size
 
 
+def test_the_file_does_not_say_where_it_was_made(exported):
+    _, path, _ = exported
+    assert b"File " not in path.read_bytes()
+    assert not any(node.metadata_props for node in onnx.load(path).graph.node)
+
+
+class Rows(nn.Module):
+    """A table whose first column is a category, as a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.of, self.out = nn.Embedding(5, 3), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.out(torch.cat([self.of(x[:, 0].long()), x[:, 1:].sqrt()], 1))
+
+
+def test_a_network_that_takes_no_random_numbers_is_compared_on_the_example(tmp_path):
+    model, path = Rows(), tmp_path / "model.onnx"
+    assert to_onnx(model, torch.tensor([[3.0, 0.5, 2.0]]), path).error < 1e-5
+    x = torch.tensor([[0.0, 1.0, 2.0], [4.0, 3.0, 1.0]])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), model(x).detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_computed_weights_are_settled_and_shrunk(tmp_path):
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+    with torch.no_grad():
+        layer.parametrizations.weight.original[:5] = 0.0
+    model = nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 2)).eval()
+    x = torch.randn(3, 6)
+    before = model(x)
+    report = to_onnx(model, torch.zeros(1, 6), tmp_path / "model.onnx")
+    assert report.parameters == 3 * 6 + 3 + 2 * 3 + 2
+    assert nn.utils.parametrize.is_parametrized(model[0])
+    assert torch.equal(model(x), before)  # the model is not changed
+
+
 def test_a_network_that_cannot_be_shrunk_is_exported_whole(tmp_path):
     model = Cumulative()
     report = to_onnx(model, torch.zeros(2, 4), tmp_path / "model.onnx")

@@ -171,3 +171,26 @@ def test_weights_that_torch_prunes_are_one_sentence(use):
         use(model, x)
     prune.remove(model[0], "weight")
     use(model, x)
+
+
+class Rooted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x):
+        return self.inner(x.sqrt())
+
+
+def test_a_network_that_takes_no_negative_numbers():
+    """It is compared on the example: of random numbers its outputs are NaN."""
+    small = shrink(Rooted(), torch.rand(2, 4), verbose=False)
+    assert small.inner[0].out_features == 5
+
+
+def test_weights_that_are_computed_are_named(capsys):
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
+    shrink(model, torch.zeros(1, 4))
+    assert "the weights of 0 are computed from others, and stay" in capsys.readouterr().out
+    shrink(network(), torch.zeros(1, 4))
+    assert "computed" not in capsys.readouterr().out

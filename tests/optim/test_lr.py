@@ -63,9 +63,10 @@ SCHEDULERS = {
 
 
 @BOTH
+@pytest.mark.parametrize("sigma", [2.0, "auto"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_scheduler_is_told_once_and_changes_no_step(name, capturable):
-    model, optimizer, closure = made(capturable=capturable, sigma=2.0)
+def test_a_scheduler_is_told_once_and_changes_no_step(name, sigma, capturable):
+    model, optimizer, closure = made(capturable=capturable, sigma=sigma)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         scheduler = SCHEDULERS[name](optimizer)
@@ -74,7 +75,7 @@ def test_a_scheduler_is_told_once_and_changes_no_step(name, capturable):
             scheduler.step()
     assert [str(w.message)[:31] for w in seen] == ["a scheduler has written 'lr', a"]
     assert seen[0].filename == __file__
-    alone, other, again = made(capturable=capturable, sigma=2.0)
+    alone, other, again = made(capturable=capturable, sigma=sigma)
     for _ in range(6):
         other.step(again)
     assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(alone), strict=True))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..telling import put_to_use
 from .measure import Example, inputs_of, layer_inputs, milliseconds, table
-from .rebuild import copied, set_module
+from .rebuild import copied, set_module, settled
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -31,7 +31,8 @@ def sparse_layers(model: Model, example: Example, *, break_even: bool = False, v
     Linear layers and convolutions become y = W x with W in torch's CSR format. A convolution copies only those shifts
     of its input channels that a nonzero weight reads. Each layer is timed against its dense self on the input that it
     has in `model(example)`, on as many threads as torch now uses, and is swapped only if it wins by a tenth; if the
-    whole network does not win, nothing is swapped. What was measured is in `.sparse_layers` of the result, and is
+    whole network does not win, nothing is swapped. Weights that a parametrization computes are parameters of the copy.
+    What was measured is in `.sparse_layers` of the result, and is
     printed unless `verbose=False`.
 
     >>> model = nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
@@ -54,7 +55,7 @@ def sparse_layers(model: Model, example: Example, *, break_even: bool = False, v
         if tensor.device.type != "cpu":
             raise ValueError(f"sparse_layers is for the CPU, and {name} is on {tensor.device}: use model.cpu()")
     put_to_use(model)
-    dense = copied(model)
+    dense = settled(copied(model))
     made = copy.deepcopy(dense)
     rows = measure_layers(dense, inputs, break_even=break_even)
     for row in rows:

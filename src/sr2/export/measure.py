@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 Example = Tensor | Sequence[Tensor]
 """The input of a network, or all of its inputs in order."""
@@ -84,20 +84,28 @@ def layer_inputs(model: nn.Module, layers: Mapping[str, nn.Module], example: Exa
 
 
 def macs(model: nn.Module, example: Example) -> int:
-    """Multiply-adds of the linear and convolution layers, for these inputs.
+    """Multiply-adds of the linear, convolution and recurrent layers and of attention's projections, for these inputs.
 
     >>> macs(nn.Conv2d(3, 8, 3, padding=1), torch.zeros(1, 3, 10, 10))
     21600
     """
     total = 0
 
-    def count(module: nn.Module, _: Any, output: Tensor) -> None:
+    def count(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         nonlocal total
-        weight: Any = module.weight
-        total += output.numel() * weight[0].numel()
+        given = [*args, *kwargs.values()]
+        if isinstance(module, nn.MultiheadAttention):  # whose own layers are never called
+            total += module.embed_dim * sum(x.numel() for x in (*given[:3], output[0]))
+        elif isinstance(module, nn.RNNBase):  # one may be given packed sequences, which have their entries in `data`
+            total += (
+                given[0].data.numel() // module.input_size * sum(p.numel() for p in module.parameters() if p.ndim > 1)
+            )
+        else:
+            each = given[0] if isinstance(module, _ConvTransposeNd) else output
+            total += each.numel() * module.weight[0].numel()
 
-    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, _ConvNd))]
-    hooks = [layer.register_forward_hook(count) for layer in layers]
+    kinds = (nn.Linear, _ConvNd, nn.MultiheadAttention, nn.RNNBase)
+    hooks = [m.register_forward_hook(count, with_kwargs=True) for m in model.modules() if isinstance(m, kinds)]
     try:
         with torch.no_grad():
             model(*inputs_of(example))

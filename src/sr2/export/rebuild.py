@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -30,6 +31,24 @@ def copied(model: Model) -> Model:
             f"{type(model).__name__} cannot be copied, since a weight is computed from others, as torch.nn.utils.prune "
             "and the older weight_norm do it: make it a parameter first, prune.remove(layer, 'weight')"
         ) from error
+
+
+def computed(model: nn.Module) -> list[str]:
+    """The names of the layers whose weights a parametrization computes, as spectral_norm does."""
+    return [name for name, layer in model.named_modules() if parametrize.is_parametrized(layer)]
+
+
+def settled(model: Model) -> Model:
+    """The network itself, in which weights that were computed from others are parameters, with the values they have."""
+    for name in computed(model):
+        layer: Any = model.get_submodule(name)
+        values = {key: getattr(layer, key).detach().clone() for key in layer.parametrizations}
+        # Not `remove_parametrizations`: it edits the class, which a copy shares with the network that it is a copy of.
+        layer.__class__ = parametrize.type_before_parametrizations(layer)
+        del layer.parametrizations
+        for key, value in values.items():
+            setattr(layer, key, nn.Parameter(value))
+    return model
 
 
 def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:

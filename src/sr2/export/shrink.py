@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from ..telling import put_to_use
 from .channels import Plan, apply, plan
 from .index_map import IndexMap
 from .measure import Example, inputs_of, macs, milliseconds, parameters, table
-from .rebuild import copied, plain, set_tensor
+from .rebuild import computed, copied, plain, set_tensor
 from .trace import UnknownOperationError, leaves
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -85,7 +86,7 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
     exact = copied(model).cpu().double()
     small = copy.deepcopy(exact)
     with torch.device("cpu"):  # whatever torch.set_default_device says
-        found = _cut(small, tuple(item.cpu().double() if item.is_floating_point() else item.cpu() for item in inputs))
+        found = _cut(small, tuple(_exact(item) for item in inputs))
         error = _verify(exact, small, inputs)
     _cast_like(small, model)
     before = getattr(model, "index_map", None)  # of a network that was shrunk, trained on and shrunk again
@@ -94,6 +95,9 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
     small.shrunk = _report(model, small, inputs, found, error)  # type: ignore[assignment]
     if verbose:
         print(small.shrunk)
+        if names := computed(model):
+            way = "torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight') first"
+            print(f"the weights of {', '.join(names)} are computed from others, and stay: {way}")
     return small
 
 
@@ -114,16 +118,15 @@ def _verify(exact: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...]) -> f
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
     for _ in range(2):
-        tried = tuple(_like(item.cpu(), generator) for item in inputs)
         with torch.no_grad():
             try:
+                tried, before = probe(exact, tuple(_exact(item) for item in inputs), generator)
                 after = [item for item in leaves(small(*tried)) if isinstance(item, Tensor)]
             except Exception as error:  # whatever its forward does with other sizes
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise UnknownOperationError(
                     f"the shrunk {type(small).__name__} does not run ({reason}): nothing is changed"
                 ) from error
-            before = [item for item in leaves(exact(*tried)) if isinstance(item, Tensor)]
         for a, b in zip(before, after, strict=True):
             if a.isnan().any():
                 raise ValueError(
@@ -148,10 +151,25 @@ def _difference(a: Tensor, b: Tensor) -> float:
     return torch.inf if off != off else off / max(1e-300, scale)
 
 
+@torch.no_grad()
+def probe(model: nn.Module, example: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Any, list[Tensor]]:
+    """Inputs to compare with, and the network's outputs: random numbers, and the example's integers in another order;
+    the example itself where the network does not take those, since its numbers are indices, say, or under a root."""
+    tried = tuple(_like(item, generator) for item in example)
+    with contextlib.suppress(Exception):  # whatever its forward does with them
+        found = [item for item in leaves(model(*tried)) if isinstance(item, Tensor)]
+        if not any(item.isnan().any() for item in found):
+            return tried, found
+    return example, [item for item in leaves(model(*example)) if isinstance(item, Tensor)]
+
+
+def _exact(item: Tensor) -> Tensor:
+    return item.cpu().double() if item.is_floating_point() else item.cpu()
+
+
 def _like(item: Tensor, generator: torch.Generator) -> Tensor:
-    """Random numbers, or the example's integers in another order."""
     if item.is_floating_point():
-        return torch.randn(item.shape, generator=generator, dtype=torch.float64)
+        return torch.randn(item.shape, generator=generator, dtype=item.dtype)
     return item.flatten()[torch.randperm(item.numel(), generator=generator)].view(item.shape)
 
 

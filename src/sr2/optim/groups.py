@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.weight_norm import WeightNorm
 
 from ..regularizers.base import Regularizer, check_regularizer
 
@@ -72,7 +75,7 @@ def module_groups(module: nn.Module, regularizer: Regularizer | None, penalize: 
         raise ValueError(f"penalize must be 'weights' or 'all', and is {penalize!r}")
     if not any(True for _ in module.parameters()):
         raise ValueError(f"{type(module).__name__} has no parameters: give a module that has some")
-    norms = {id(p) for m in module.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
+    norms = {id(p) for m in module.modules() for p in _of_norms(m)}
     chosen: list[tuple[str, nn.Parameter]] = []
     rest: list[tuple[str, nn.Parameter]] = []
     for name, p in module.named_parameters():
@@ -83,6 +86,17 @@ def module_groups(module: nn.Module, regularizer: Regularizer | None, penalize: 
         {"params": rest, "regularizer": None},
     ]
     return ParamGroups([g for g in groups if g["params"]], module)
+
+
+def _of_norms(module: nn.Module) -> list[nn.Parameter]:
+    """What is a norm's own in this module: that of a norm layer, and the lengths of weight_norm, old or new."""
+    if isinstance(module, _NORMS):
+        return list(module.parameters(recurse=False))
+    if isinstance(module, ParametrizationList):
+        own = dict(module.named_parameters(recurse=False))
+        return [own["original0"]] if isinstance(module[0], _WeightNorm) else []
+    hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]
+    return [getattr(module, f"{hook.name}_g") for hook in hooks]
 
 
 def _matches(pattern: str | re.Pattern[str], name: str) -> bool:

@@ -329,11 +329,11 @@ class SearchState:
 def _written(lr: float | Tensor | None, shown: float) -> bool:
     """Whether somebody has written it since, without looking at a device.
 
-    A NaN is nobody's choice: it was computed from the `lr` that is not known before the first step.
+    A NaN, which stands there before the first step, is a scheduler's too once a number was shown: its factor times NaN.
     """
     if isinstance(lr, Tensor):
         return lr._version != shown
-    return lr is not None and lr != shown and not math.isnan(lr)
+    return lr is not None and lr != shown and not (math.isnan(lr) and math.isnan(shown))
 
 
 def _float(value: float) -> Tensor:

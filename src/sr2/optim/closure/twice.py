@@ -168,6 +168,10 @@ class TwoEvaluations:
             self._watch.looks -= 1
         if self._capturable or self._watch is None or evidence is None or not (outcome.sound and self.tested):
             return
+        if evidence.f_trial.isfinite():
+            self._watch.not_finite = 0
+        else:
+            self._watch.no_loss(evidence.f_trial)
         if evidence.f_trial == evidence.loss:
             self._watch.unmoved(evidence.loss, evidence.vs)
         else:

@@ -23,7 +23,8 @@ ASKED = 3
 UNMOVED = 3
 """Steps after which a loss that does not change is told. One may be a reflection at the minimum of a quadratic."""
 STILL = 50
-"""Tests in a row that leave sigma where it is, after which the rule is asked whether that is usual."""
+"""Tests in a row that leave sigma where it is, after which the rule is asked whether that is usual; or whose loss is
+not finite, after which that is told. Long first steps overflow too, but not at every sigma."""
 LOOKS = 3
 """First steps that are looked at closely, for what every step would repeat."""
 
@@ -45,7 +46,7 @@ class ClosureWatch:
     ) -> None:
         self._slack = slack
         self._draws, self._impure = False, False
-        self._asked, self.unmoved_steps = 0, 0
+        self._asked, self.unmoved_steps, self.not_finite = 0, 0, 0
         self.sigma, self.rhos = math.nan, list[float]()
         self._device, self._protected = parameters[0].device, module is not None
         self._exact = not any(p.dtype in LOW for p in parameters if p.requires_grad)
@@ -133,6 +134,17 @@ class ClosureWatch:
             tell(
                 f"for three steps the loss at the trial point has been that at x to the bit, now {float(loss):g}, "
                 f"where a change of {float(vs):g} was promised: is the network called inside the closure?"
+            )
+
+    def no_loss(self, f: Tensor) -> None:
+        """f is not finite at x + s. A network with no finite loss anywhere near x moves no more, whatever sigma is."""
+        self.not_finite += 1
+        if self.not_finite == STILL:
+            self._once(
+                "not finite",
+                f"for {STILL} steps in a row the loss at the trial point was {float(f)}, and x stays where it is: "
+                "does the network divide by weights that R sets to zero, as weight_norm does by the norm of a filter? "
+                "torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight') makes it a plain layer first",
             )
 
     def still(self, rule: Rule) -> None:
