@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sr2 import SR2, L0Ball
+from sr2 import L1, SR2, L0Ball
 from sr2.rules import Tolerant
 
 
@@ -43,13 +43,14 @@ def network():
 
 @pytest.mark.parametrize("estimated", [False, True])
 @pytest.mark.parametrize("capturable", [False, True])
-def test_sigma_0_is_at_least_the_usual_one(capturable, estimated):
+@pytest.mark.parametrize(("R", "longest"), [(None, 1), (L1(1e-6), 5), (L0Ball(density=0.9), math.inf)], ids=str)
+def test_sigma_0_is_at_least_the_usual_one_or_a_fifth_of_it_under_a_penalty(R, longest, capturable, estimated):
     torch.manual_seed(1)
     x, y = torch.randn(32, 10), torch.randint(3, (32,))
 
     def first_sigma(rule):
         model = network()
-        optimizer = SR2(model, rule=rule, capturable=capturable)
+        optimizer = SR2(model, R, rule=rule, capturable=capturable)
         closure = lambda: F.cross_entropy(model(x), y)  # noqa: E731
         if estimated:
             optimizer.estimate_sigma(closure)
@@ -58,8 +59,9 @@ def test_sigma_0_is_at_least_the_usual_one(capturable, estimated):
         return optimizer.sigma / (0.98 if optimizer.last_step.rho >= 0.9 else 1)
 
     found = first_sigma(Tolerant(usual=math.inf))
-    for usual in (2 * found, found / 2):
-        assert first_sigma(Tolerant(usual=usual)) == pytest.approx(max(found, usual), rel=0.03)
+    for usual in (10 * found, 2 * found, found / 2):
+        least = usual / longest
+        assert first_sigma(Tolerant(usual=usual)) == pytest.approx(max(found, least), rel=0.03)
 
 
 def test_who_names_sigma_has_it():
@@ -69,7 +71,8 @@ def test_who_names_sigma_has_it():
     assert optimizer.sigma == 3.0
 
 
-def test_embeddings_of_which_a_batch_touches_few_rows_are_learnt():
+@pytest.mark.parametrize("R", [None, L1(1e-6)], ids=str)
+def test_embeddings_of_which_a_batch_touches_few_rows_are_learnt(R):
     """Any step is good for the batch that made it: sigma_0 was 2.6 where 97 is usual, and the held-out error 0.52."""
     torch.manual_seed(0)
     users, items = nn.Embedding(300, 8), nn.Embedding(200, 8)
@@ -77,7 +80,7 @@ def test_embeddings_of_which_a_batch_touches_few_rows_are_learnt():
         nn.init.normal_(table.weight, std=0.1)
     a, b = torch.randint(300, (16000,)), torch.randint(200, (16000,))
     y = 0.5 * (torch.randn(300, 4)[a] * torch.randn(200, 4)[b]).sum(1)
-    optimizer = SR2(nn.ModuleList([users, items]))
+    optimizer = SR2(nn.ModuleList([users, items]), R)
     for _ in range(500):
         i = torch.randint(12000, (256,))
         optimizer.step(lambda i=i: F.mse_loss((users(a[i]) * items(b[i])).sum(1), y[i]))

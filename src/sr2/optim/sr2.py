@@ -83,8 +83,8 @@ class SR2(Reading, ProximalOptimizer):
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
-            along the first step, without R at least the rule's usual one, or without a metric the largest; doubled
-            until the prox leaves half of the weights.
+            along the first step, without R at least the rule's usual one, under penalties a fifth of it; or without a
+            metric the largest. Doubled until the prox leaves half of the weights.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1, eta2, gamma1, gamma2 and
             gamma3 are shorthand for Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring
             Algorithm 1's other defaults: metric=None, momentum=0, weight_decay=0, average=False.
@@ -308,9 +308,7 @@ class SR2(Reading, ProximalOptimizer):
                 tries = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), penalized)
                 sigma = start.along_first_step(f, *tries, self.metric, sigma_min, together)
             start.say_absurd(curvature, sigma)
-        if all(regularizer is None for regularizer, _ in penalized):  # under R long first steps make zeros
-            sigma = self.rule.first_sigma(sigma)
-        self._search.begin(sigma, self.param_groups)
+        self._search.begin(self.rule.first_sigma(sigma, start.longest(penalized)), self.param_groups)
 
     def _take_constants(self) -> None:
         """The rule with the constants that it took from x_0; those of another rule, in a loaded state, are not its."""

@@ -28,6 +28,9 @@ FIRST = 100.0
 TRIES = 24
 ABSURD = 1e9
 """A sigma_0 of so much says something of the network's corners, and nothing of how far x should move."""
+LONGEST = 5.0
+"""Under penalties a first step is at most so many usual ones. Long first steps make zeros, so it is more than 1; a
+batch calls any step good that moves what it alone touches, so there is a bound (docs/choices.md)."""
 Penalized = Sequence[tuple[Regularizer | None, list[Tensor]]]
 """Each group's regularizer and the tensors that are trained."""
 Left = list[tuple[Tensor, Tensor]]
@@ -235,6 +238,14 @@ def falls_to(metric: Metric | None, penalized: Penalized) -> float:
     if metric is None or any(r is not None and not r.diagonal for r, _ in penalized):
         return 1.0
     return metric.falls_to
+
+
+def longest(penalized: Penalized) -> float:
+    """How many times the usual step a first one may be: under a budget, which takes what it takes, any number."""
+    given = [regularizer for regularizer, _ in penalized if regularizer is not None]
+    if not given:
+        return 1.0
+    return LONGEST if all(regularizer.penalizes for regularizer in given) else math.inf
 
 
 def say_absurd(curvature: float, sigma: float) -> None:

@@ -226,9 +226,9 @@ class Rule(ABC):
         """The sigma of usual steps: below it a step takes no larger share of a weight. inf where it knows none."""
         return math.inf
 
-    def first_sigma(self, found: float) -> float:
-        """sigma_0, where this one was found on the first batch."""
-        return found if self.usual_sigma == math.inf else max(found, self.usual_sigma)
+    def first_sigma(self, found: float, longest: float = 1.0) -> float:
+        """sigma_0, where this one was found on the first batch, and a step is at most so many times the usual one."""
+        return found if self.usual_sigma == math.inf else max(found, self.usual_sigma / longest)
 
     @property
     def undecided(self) -> bool:
