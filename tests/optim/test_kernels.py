@@ -221,8 +221,10 @@ def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturab
             proposals = optimizer._proposals()
             move = kept.setdefault("move", make(proposals))
             move.use(proposals)
-            noises = (move.to_trial(), *(move.noise(of_batch=of_batch) for of_batch in (True, False)))
-            seen += [*noises[0], *(torch.zeros(()) if noise is None else noise for noise in noises[1:])]
+            for of_batch in (False, True):
+                seen += [*move.to_trial(of_batch=of_batch), torch.zeros(()) if move.noise is None else move.noise]
+                if not of_batch:
+                    move.put_back()
             move.settle(outcome(number != 1, number != 1))
             seen += [x.clone() for x in xs]
         states = [optimizer.state[x] for x in xs]

@@ -9,7 +9,7 @@ from torch import nn
 from sr2 import L0, L1, SR2, L0Ball, ProxGEN
 from sr2.optim.moves import choose
 from sr2.optim.moves.base import ByGroup
-from sr2.optim.moves.laid import EndToEnd
+from sr2.optim.moves.laid import InStrips
 from sr2.optim.parts.metrics import Adam
 
 
@@ -155,7 +155,7 @@ def test_no_room_is_left_behind_where_tensors_come_and_go():
     """Each time they are laid out anew; what was made for the time before goes."""
     _, optimizer = run(MAKERS["sr2"], leave_a_layer_out, torch.float32)
     assert len(optimizer._moves._buffers) == 0
-    assert isinstance(optimizer._moves._made[0][1], EndToEnd)
+    assert isinstance(optimizer._moves._made[0][1], InStrips)
 
 
 def test_many_small_tensors_are_several_sets(monkeypatch):

@@ -189,7 +189,7 @@ class SR2(Reading, ProximalOptimizer):
         with self._begun(closure), self._twice(closure, objective, tested) as f:
             loss = f.at_x()  #                                    1  f(x), g
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
-            model = move.to_trial(tested=tested)  #                  x <- x + s;  v's, R(x) - R(x + s), |s|^2
+            model = move.to_trial(tested=tested, of_batch=objective is None)  # x <- x + s;  v's, R's change, |s|^2
             f.at_trial()  #                                       3  f(x + s), unless x + s is kept on trust
             outcome = self._judge(f, model, move)  #              4  rho: keep? next sigma?
             f.settle(outcome)  #                                  5  keep x + s, or put x back

@@ -29,7 +29,8 @@ class Settled(Protocol):
 
     def settle(self, outcome: Outcome) -> None: ...
 
-    def noise(self, *, of_batch: bool) -> Tensor | None: ...
+    @property
+    def noise(self) -> Tensor | None: ...
 
 
 class TwoEvaluations:
@@ -134,8 +135,7 @@ class TwoEvaluations:
         That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
         An objective is tested as it is; a decay stands beside it as beside f.
         """
-        of_batch = self.objective is None
-        noise = self.move.noise(of_batch=of_batch) if self.move is not None and self.tested else None
+        noise = self.move.noise if self.move is not None and self.tested else None
         if noise is None:
             return self.loss, self.f, self.f_trial
         if self._together.mesh is not None:

@@ -219,20 +219,17 @@ class Move(Protocol):
     """One step of some groups: to the trial point, and back or on."""
 
     proposals: Sequence[Proposal]
+    noise: Tensor | None
+    """(g - v)'s, what the direction takes out of this batch, with the change of a decay; None where v = g."""
 
     def use(self, proposals: Sequence[Proposal]) -> bool:
         """Take this step's tensors; False, and nothing is taken, where their states are not as this move left them."""
 
-    def to_trial(self, *, tested: bool = True) -> Model:
-        """x <- x + s; the scalars of the model, summed over the groups.
+    def to_trial(self, *, tested: bool = True, of_batch: bool = True) -> Model:
+        """x <- x + s, and `noise`; the scalars of the model, summed over the groups.
 
-        tested: False allows not to keep x: it goes back to the last point that passed, if at all.
-        """
-
-    def noise(self, *, of_batch: bool) -> Tensor | None:
-        """(g - v)'s, what the direction takes out of this batch, with the change of a decay; None where v = g.
-
-        of_batch: False leaves the batch alone, since f is not its loss but an objective: the decay's change is left.
+        tested: False allows not to keep x: it goes back to the last point that passed, if at all; and there is no noise.
+        of_batch: False where f is not the loss of the batch but an objective: of the noise the decay's change is left.
         """
 
     @property
@@ -268,6 +265,7 @@ class ByGroup:
         self, ways: Sequence[Sequence[tuple[Way, Sequence[int]]]], kept: Sequence[list[Tensor]], capturable: bool
     ) -> None:
         self.proposals: Sequence[Proposal] = ()
+        self.noise: Tensor | None = None
         self._groups: Sequence[Proposal] = ()
         self._kept, self._ways, self._capturable = kept, ways, capturable
         self._moved: list[Piece] = []
@@ -278,24 +276,23 @@ class ByGroup:
 
     def use(self, proposals: Sequence[Proposal]) -> bool:
         self.proposals, self._groups, self._moved = proposals, proposals, []
-        for p in proposals:
-            p.turn()
         return True
 
-    def to_trial(self, *, tested: bool = True) -> Model:
-        models = []
-        for p, kept, ways in zip(self._groups, self._kept, self._ways, strict=True):
+    def to_trial(self, *, tested: bool = True, of_batch: bool = True) -> Model:
+        models, noises = [], []
+        for number, (p, kept, ways) in enumerate(zip(self._groups, self._kept, self._ways, strict=True)):
+            p.turn()
             try:
                 pieces = [(way, _some(numbers, p.xs, kept, p.vs, p.steps)) for way, numbers in ways]
                 models.append(add_models([way(piece, p.regularizer, self._keep) for way, piece in pieces]))
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the SVD of what is not finite
                 models.append(Model(*torch.full((4,), math.nan, dtype=torch.float64, device=p.xs[0].device)))
+            if tested and (p.decays_any or (of_batch and p.direction is not None)):
+                noises.append(p.noise(kept, of_batch=of_batch))
+            p.vs, p.steps, p.decays = [], (), ()  # room for the trial
+            self._turned(number)
+        self.noise = add(noises) if noises else None
         return add_models(models)
-
-    def noise(self, *, of_batch: bool) -> Tensor | None:
-        if not any(p.decays_any or (of_batch and p.direction is not None) for p in self._groups):
-            return None
-        return add([p.noise(kept, of_batch=of_batch) for p, kept in zip(self._groups, self._kept, strict=True)])
 
     def put_back(self) -> None:
         for piece in self._moved:
@@ -323,9 +320,12 @@ class ByGroup:
     def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
         take_if(flag, xs, points, looking=not self._capturable)
 
+    def _turned(self, number: int) -> None:
+        """After proposal `number` has moved: what it will remember is known."""
+
     def _keep(self, piece: Piece) -> None:
         torch._foreach_copy_(list(piece.olds), list(piece.xs))
-        self._moved.append(piece)
+        self._moved.append(piece._replace(vs=(), steps=()))  # which need not live as long
 
 
 def _some(numbers: Sequence[int], *rows: Sequence[Any]) -> Piece:

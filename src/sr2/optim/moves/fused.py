@@ -97,8 +97,9 @@ class FusedMove:
         self._moments.find(self._xs, self._states)
         return True
 
-    def to_trial(self, *, tested: bool = True) -> Model:
+    def to_trial(self, *, tested: bool = True, of_batch: bool = True) -> Model:
         self._keeps = tested or not capturing()  # nothing interrupts a graph
+        self._of_batch = of_batch
         device, step = self._xs[0].device, self.proposals[0].step  # one for all
         step = step if isinstance(step, Tensor) else torch.full((), step, dtype=_F64, device=device)
         rows = [self._xs, self._kept, *self._moments.rows, self._gs]
@@ -163,10 +164,11 @@ class FusedMove:
         of_groups = [torch.as_tensor(p.decay, dtype=_F64, device=device) for p in self.proposals]
         return torch.stack([*of_groups, of_groups[0].new_zeros(())])[self._table("owner", owner, torch.int64)]
 
-    def noise(self, *, of_batch: bool) -> Tensor | None:
-        if not self.decays and not (of_batch and self.momentum):
+    @property
+    def noise(self) -> Tensor | None:
+        if not self.decays and not (self._of_batch and self.momentum):
             return None
-        if of_batch or not self.momentum:
+        if self._of_batch or not self.momentum:
             return self.sums[4]
         vs = self._moments.corrected("momentum")  # what the kernel's sum has of them is taken out of it again
         parts = zip(self._gs, vs, self._xs, self._kept, strict=True)
