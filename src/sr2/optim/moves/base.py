@@ -75,6 +75,11 @@ def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
     return torch.sub(x, u, out=u) if not torch.compiler.is_compiling() and u.shape == x.shape else x - u
 
 
+def _plus(v: Tensor, t: Tensor) -> Tensor:
+    """v + t, where t can be written over: fresh memory costs more than the sum."""
+    return t.add_(v) if t.dtype == v.dtype and t.shape == v.shape else v + t
+
+
 def _first(n: int, c: Step) -> Step:
     """c with zeros after its first n entries, in place."""
     if isinstance(c, Tensor) and c.dim() > 0 and n < c.numel():
@@ -175,7 +180,7 @@ class Proposal:
         if self.decays_any:
             self.decays = [_first(n, self.decay * d) if n else 0.0 for d, n in zip(D, self.decaying, strict=True)]
             rows = zip(self.vs, self.decays, self.xs, self.decaying, strict=True)
-            self.vs = [wide(v) + c * wide(x) if n else v for v, c, x, n in rows]
+            self.vs = [_plus(wide(v), c * wide(x)) if n else v for v, c, x, n in rows]
 
     def noise(self, kept: Sequence[Tensor], *, of_batch: bool) -> Tensor:
         """(g - v)'s for s = x - kept, less s'Cs / 2 of a decay x'Cx / 2, over what this process counts, in float64.

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...numerics import RUN, cut, dense, end_to_end, in_runs
+from ...numerics import RUN, cut, dense, end_to_end, exact_sum, in_runs
 from ...regularizers.base import Regularizer
 from .base import add_models, model_of, proximal_point
 from .pieces import Keep, Model, Piece
@@ -48,20 +48,15 @@ def whole(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
 
 def chunked(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
     """`loop` chunk by chunk; for l1 and l0 on the CPU without a new tensor, since fresh memory costs the most there."""
-    known, sums, models = _known(group, regularizer), [], []
+    known, models = _known(group, regularizer), []
     for piece in pieces(group, ROWS):
         keep(piece)
         if known and in_runs(piece.xs[0]) and piece.xs[0].numel() <= ROWS * RUN:
-            sums.append(_in_place(piece, regularizer))
+            models.append(_in_place(piece, regularizer))
         else:
             zs = proximal_point(piece.olds, piece.vs, piece.steps, regularizer)
             piece.xs[0].copy_(zs[0])
             models.append(model_of(piece.olds, piece.vs, zs, piece.steps, regularizer))
-    if sums:  # of runs, as `exact_sum` takes them
-        a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
-        vs, dR, norms = (torch.cat(column).double() for column in zip(*sums, strict=True))
-        ss = norms.square_().sum()
-        models.append(Model(vs.sum(), (a or b) * dR.sum(), ss, ss / group.steps[0]))
     return add_models(models)
 
 
@@ -94,37 +89,46 @@ def _run(size: int) -> int:
 
 
 def _known(group: Piece, regularizer: Regularizer) -> bool:
-    """Whether `_in_place` can do it: l1 or l0, one number for a step, on the CPU in float32 or float64."""
+    """Whether `_in_place` can do it: l1, l0 or nothing, on the CPU in float32 or float64, with steps of that kind."""
     a, b, c = regularizer.coefficients or (0.0, 0.0, 1.0)
-    return (
-        c == 0
-        and not (a and b)
-        and all(isinstance(step, float) for step in group.steps)
-        and all(x.is_cpu and x.dtype == v.dtype != torch.bfloat16 for x, v in zip(group.xs, group.vs, strict=True))
+    if c or (a and b):
+        return False
+    return all(
+        x.is_cpu
+        and x.dtype == v.dtype != torch.bfloat16
+        and (isinstance(step, float) or (isinstance(step, Tensor) and step.shape == x.shape and step.dtype == x.dtype))
+        for x, v, step in zip(group.xs, group.vs, group.steps, strict=True)
     )
 
 
-def _in_place(piece: Piece, regularizer: Regularizer) -> tuple[Tensor, Tensor, Tensor]:
-    """x <- x + s of one chunk; run by run, v's, the decrease of |x|_1 or |x|_0, and |s|."""
+def _in_place(piece: Piece, regularizer: Regularizer) -> Model:
+    """x <- x + s of one chunk, and the scalars of the model, as `loop` has them; sums as `exact_sum` takes them."""
     (x,), (old,), (v,), (step,) = piece
     a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
-    assert isinstance(step, float)
     s, t = (buffer[: x.numel()].view(x.shape) for buffer in _scratch.buffers(x.dtype, ROWS * RUN))
-    torch.sub(old, torch.mul(v, step, out=t), out=t)
-    largest = torch.finfo(x.dtype).max
-    if a:
-        torch.ops.aten.softshrink.out(t, min(a * step, largest), out=x)
+    torch.sub(old, torch.mul(v, step, out=t), out=x)
+    if isinstance(step, Tensor):
+        if a:
+            torch.mul(step, a, out=t)
+            x.sub_(torch.clamp(x, torch.neg(t, out=s), t, out=t))
+        elif b:
+            x.masked_fill_(torch.abs(x, out=s) <= torch.mul(step, 2 * b, out=t).pow_(0.5), 0.0)
+    elif a:
+        torch.ops.aten.softshrink.out(x, min(a * step, torch.finfo(x.dtype).max), out=x)
     elif b:
-        torch.ops.aten.hardshrink.out(t, min((2 * b * step) ** 0.5, largest), out=x)
-    else:
-        x.copy_(t)
+        torch.ops.aten.hardshrink.out(x, min((2 * b * step) ** 0.5, torch.finfo(x.dtype).max), out=x)
     torch.sub(x, old, out=s)
-    vs, norms = torch.mul(v, s, out=t).sum(1), torch.linalg.vector_norm(s, 2, 1)  # squares of s in one pass, not two
+    vs = exact_sum(torch.mul(v, s, out=t))
+    if isinstance(step, Tensor):
+        ss, sBs = exact_sum(s.square_()), exact_sum(s.div_(step))
+    else:
+        ss = torch.linalg.vector_norm(s, 2, 1).double().square_().sum()  # in one pass, not two
+        sBs = ss / step
     if a:
         torch.sub(torch.abs(old, out=t), torch.abs(x, out=s), out=t)
-    else:
+    elif b:
         torch.sub(torch.ne(old, 0, out=t), torch.ne(x, 0, out=s), out=t)
-    return vs, t.sum(1), norms
+    return Model(vs, (a or b) * exact_sum(t) if a or b else torch.zeros_like(vs), ss, sBs)
 
 
 class _Scratch(threading.local):

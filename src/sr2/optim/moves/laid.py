@@ -280,12 +280,15 @@ class _Cut:
         self._state, self._new = state, {}
         if self._whole:
             return [(x, g, state)]
-        names = [name for name, value in state.items() if _fits(value, self._like)]
-        numbers = {name: value for name, value in state.items() if name not in names}
-        of_names = [self.parts(state[name]) for name in names]
+        for name, rooms in self._rooms.items():
+            self._new[name] = self._room(name, rooms[-1].dtype)
+            self._at[name] = self.parts(self._new[name])
+        shaped = {name: self.parts(value) for name, value in state.items() if _fits(value, self._like)}
+        numbers = {name: value for name, value in state.items() if name not in shaped}
+        shaped |= {f"{name}_room": parts for name, parts in self._at.items()}
         return [
-            (x, g, {**numbers, **dict(zip(names, own, strict=True))})
-            for x, g, *own in zip(self.parts(x), self.parts(g), *of_names, strict=True)
+            (x, g, {**numbers, **{name: parts[k] for name, parts in shaped.items()}})
+            for k, (x, g) in enumerate(zip(self.parts(x), self.parts(g), strict=True))
         ]
 
     def note(self, k: int, p: Proposal) -> None:
@@ -294,10 +297,11 @@ class _Cut:
             if self._whole or not _fits(value, p.xs[0]):
                 self._new[name] = value
                 continue
-            if name not in self._new:
+            if name not in self._new or self._new[name].dtype != value.dtype:
                 self._new[name] = self._room(name, value.dtype)
                 self._at[name] = self.parts(self._new[name])
-            self._at[name][k].copy_(value)
+            if value is not self._at[name][k]:
+                self._at[name][k].copy_(value)
         p.news = []
 
     def commit(self) -> None:
