@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sr2 import L0, L1, MCP, SR2, Box, ElasticNet, ProxGEN
 from sr2.numerics import RUN, exact_sum
-from sr2.optim.moves import choose, compiled, flat
+from sr2.optim.moves import choose, compiled, flat, laid
 from sr2.optim.moves.base import ByGroup, Proposal
 
 compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
@@ -23,6 +23,7 @@ BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: 
 @pytest.fixture(autouse=True, params=[0, 4 * RUN], ids=["in chunks", "some end to end"])
 def small_chunks(monkeypatch, request):
     monkeypatch.setattr(flat, "ROWS", 2)
+    monkeypatch.setattr(laid, "STRIP", 2 * RUN)
     monkeypatch.setattr(choose, "SMALL", request.param)
 
 

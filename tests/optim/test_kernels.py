@@ -222,7 +222,7 @@ def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturab
             move = kept.setdefault("move", make(proposals))
             move.use(proposals)
             for of_batch in (False, True):
-                seen += [*move.to_trial(of_batch=of_batch), torch.zeros(()) if move.noise is None else move.noise]
+                seen += [torch.zeros(()) if n is None else n for n in move.to_trial(of_batch=of_batch)]
                 if not of_batch:
                     move.put_back()
             move.settle(outcome(number != 1, number != 1))

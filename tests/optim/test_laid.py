@@ -1,4 +1,5 @@
-"""Small tensors that are one to a step, with their states. Oracle: the loop, tensor by tensor, to the bit."""
+"""Small tensors that are one to a step, with their states, and large ones that are cut. Oracle: the loop, tensor by
+tensor, to the bit."""
 
 import copy
 
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from sr2 import L0, L1, SR2, L0Ball, ProxGEN
-from sr2.optim.moves import choose
+from sr2.optim.moves import choose, laid
 from sr2.optim.moves.base import ByGroup
 from sr2.optim.moves.laid import InStrips
 from sr2.optim.parts.metrics import Adam
@@ -104,10 +105,20 @@ def run(make, change, dtype, **options):
     return model, optimizer
 
 
+@pytest.fixture(params=["laid", "cut"])
+def strips(request, monkeypatch):
+    """As usual; or of no small tensors, and of parts as short as they can be."""
+    if request.param == "cut":
+        monkeypatch.setattr(choose, "SMALL", -1)
+        monkeypatch.setattr(laid, "RUN", 8)
+        monkeypatch.setattr(laid, "STRIP", 16)
+
+
+@pytest.mark.usefixtures("strips")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", MAKERS)
-def test_tensors_laid_end_to_end_are_those_of_the_loop(name, change, dtype):
+def test_tensors_in_strips_are_those_of_the_loop(name, change, dtype):
     (one, first), (other, second) = (run(MAKERS[name], change, dtype, foreach=f) for f in (None, False))
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)

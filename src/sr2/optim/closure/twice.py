@@ -29,9 +29,6 @@ class Settled(Protocol):
 
     def settle(self, outcome: Outcome) -> None: ...
 
-    @property
-    def noise(self) -> Tensor | None: ...
-
 
 class TwoEvaluations:
     """One step's evaluations of a closure: `at_x` (with gradients), `at_trial` (no trace), then `settle`.
@@ -129,13 +126,12 @@ class TwoEvaluations:
             self.f_trial = self._evaluate(self.objective or self._closure, restore=not self._capturable)
         return self.f_trial
 
-    def losses(self) -> tuple[Tensor, Tensor, Tensor]:
+    def losses(self, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, f(x) and f(x + s). A step along v is judged on f(., xi) + (v - g)'x, so f(x) is f + (g - v)'s here.
 
         That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
         An objective is tested as it is; a decay stands beside it as beside f.
         """
-        noise = self.move.noise if self.move is not None and self.tested else None
         if noise is None:
             return self.loss, self.f, self.f_trial
         if self._together.mesh is not None:

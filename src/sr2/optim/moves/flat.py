@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...numerics import RUN, cut, dense, end_to_end, exact_sum, in_runs
+from ...numerics import RUN, cut, dense, end_to_end, exact_sum, in_runs, wide
 from ...regularizers.base import Regularizer
 from .base import add_models, model_of, proximal_point
 from .pieces import Keep, Model, Piece
@@ -35,7 +36,17 @@ def joined(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
         step = end_to_end(own)
     (z,) = proximal_point([x], [v], [step], regularizer)
     torch._foreach_copy_(list(group.xs), cut(z, group.xs))
-    return model_of([x], [v], [z], [step], regularizer)
+    gs = [end_to_end(group.gs)] if group.gs else ()
+    return model_of(Piece((), [x], [v], [step], gs, _joined_decays(group)), [z], regularizer)
+
+
+def _joined_decays(group: Piece) -> list[Tensor]:
+    """Of each entry its own, since some tensors may have none."""
+    if not group.gs or not group.decays:
+        return []
+    like = {"dtype": wide(group.vs[0]).dtype, "device": group.xs[0].device}
+    own = (c.to(**like) if isinstance(c, Tensor) else torch.full((), c, **like) for c in group.decays)
+    return [end_to_end([c.expand_as(x) for c, x in zip(own, group.xs, strict=True)])]
 
 
 def whole(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
@@ -43,7 +54,7 @@ def whole(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
     keep(group)
     zs = proximal_point(group.olds, group.vs, group.steps, regularizer)
     group.xs[0].copy_(zs[0])
-    return model_of(group.olds, group.vs, zs, group.steps, regularizer)
+    return model_of(group, zs, regularizer)
 
 
 def chunked(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
@@ -56,7 +67,7 @@ def chunked(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
         else:
             zs = proximal_point(piece.olds, piece.vs, piece.steps, regularizer)
             piece.xs[0].copy_(zs[0])
-            models.append(model_of(piece.olds, piece.vs, zs, piece.steps, regularizer))
+            models.append(model_of(piece, zs, regularizer))
     return add_models(models)
 
 
@@ -65,13 +76,22 @@ def pieces(group: Piece, rows: int | None) -> Iterator[Piece]:
 
     A tensor that is not dense, or whose v or steps lie otherwise, is one piece.
     """
-    for x, old, v, step in zip(*group, strict=True):
-        together = [x, old, v, *([step] if isinstance(step, Tensor) and step.dim() > 0 else [])]
-        if any(t.stride() != x.stride() for t in together) or not dense(x):
-            yield Piece([x], [old], [v], [step])
+    for own in zip(*(row for row in group if row), strict=True):
+        x, apart = own[0], [isinstance(t, Tensor) and t.dim() > 0 for t in own]
+        if any(cuts and t.stride() != x.stride() for t, cuts in zip(own, apart, strict=True)) or not dense(x):
+            yield _piece(group, own)
             continue
-        for part in zip(*(_in_runs(t.as_strided((t.numel(),), (1,)), rows) for t in together), strict=True):
-            yield Piece([part[0]], [part[1]], [part[2]], [part[3] if len(part) > 3 else step])
+        parts = [
+            _in_runs(t.as_strided((t.numel(),), (1,)), rows) if cuts else [] for t, cuts in zip(own, apart, strict=True)
+        ]
+        for k in range(len(parts[0])):
+            yield _piece(group, [of_t[k] if of_t else t for t, of_t in zip(own, parts, strict=True)])
+
+
+def _piece(group: Piece, tensors: Sequence[Any]) -> Piece:
+    """One tensor of each row that the group has."""
+    left = iter(tensors)
+    return Piece(*([next(left)] if row else () for row in group))
 
 
 def _in_runs(flat: Tensor, rows: int | None) -> list[Tensor]:
@@ -103,7 +123,7 @@ def _known(group: Piece, regularizer: Regularizer) -> bool:
 
 def _in_place(piece: Piece, regularizer: Regularizer) -> Model:
     """x <- x + s of one chunk, and the scalars of the model, as `loop` has them; sums as `exact_sum` takes them."""
-    (x,), (old,), (v,), (step,) = piece
+    (x,), (old,), (v,), (step,), gs, decays = piece
     a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
     s, t = (buffer[: x.numel()].view(x.shape) for buffer in _scratch.buffers(x.dtype, ROWS * RUN))
     torch.sub(old, torch.mul(v, step, out=t), out=x)
@@ -118,7 +138,14 @@ def _in_place(piece: Piece, regularizer: Regularizer) -> Model:
     elif b:
         torch.ops.aten.hardshrink.out(x, min((2 * b * step) ** 0.5, torch.finfo(x.dtype).max), out=x)
     torch.sub(x, old, out=s)
-    vs = exact_sum(torch.mul(v, s, out=t))
+    vs, noise = exact_sum(torch.mul(v, s, out=t)), None
+    if gs:
+        torch.sub(gs[0], v, out=t)
+        if decays and isinstance(decays[0], Tensor):
+            t.addcmul_(decays[0], s, value=-0.5)
+        elif decays:
+            t.sub_(s, alpha=0.5 * decays[0])
+        noise = exact_sum(t.mul_(s))
     if isinstance(step, Tensor):
         ss, sBs = exact_sum(s.square_()), exact_sum(s.div_(step))
     else:
@@ -128,7 +155,7 @@ def _in_place(piece: Piece, regularizer: Regularizer) -> Model:
         torch.sub(torch.abs(old, out=t), torch.abs(x, out=s), out=t)
     elif b:
         torch.sub(torch.ne(old, 0, out=t), torch.ne(x, 0, out=s), out=t)
-    return Model(vs, (a or b) * exact_sum(t) if a or b else torch.zeros_like(vs), ss, sBs)
+    return Model(vs, (a or b) * exact_sum(t) if a or b else torch.zeros_like(vs), ss, sBs, noise)
 
 
 class _Scratch(threading.local):

@@ -99,7 +99,6 @@ class FusedMove:
 
     def to_trial(self, *, tested: bool = True, of_batch: bool = True) -> Model:
         self._keeps = tested or not capturing()  # nothing interrupts a graph
-        self._of_batch = of_batch
         device, step = self._xs[0].device, self.proposals[0].step  # one for all
         step = step if isinstance(step, Tensor) else torch.full((), step, dtype=_F64, device=device)
         rows = [self._xs, self._kept, *self._moments.rows, self._gs]
@@ -120,7 +119,7 @@ class FusedMove:
         if budgets is not None:  # R(x) is infinite where a budget has shrunk, and R's decrease as `Reach` has it
             forced = vs + sBs if budgets.shrink else torch.full_like(dR, math.inf)
             torch.where(budgets.exceeded(), forced, dR, out=dR)
-        return Model(vs, dR, ss, sBs)
+        return Model(vs, dR, ss, sBs, self._noise(of_batch=of_batch) if tested else None)
 
     def _run(self, step: Tensor, budgets: Budgets | None, kind: int) -> None:
         """One launch over all tensors."""
@@ -164,11 +163,10 @@ class FusedMove:
         of_groups = [torch.as_tensor(p.decay, dtype=_F64, device=device) for p in self.proposals]
         return torch.stack([*of_groups, of_groups[0].new_zeros(())])[self._table("owner", owner, torch.int64)]
 
-    @property
-    def noise(self) -> Tensor | None:
-        if not self.decays and not (self._of_batch and self.momentum):
+    def _noise(self, *, of_batch: bool) -> Tensor | None:
+        if not self.decays and not (of_batch and self.momentum):
             return None
-        if self._of_batch or not self.momentum:
+        if of_batch or not self.momentum:
             return self.sums[4]
         vs = self._moments.corrected("momentum")  # what the kernel's sum has of them is taken out of it again
         parts = zip(self._gs, vs, self._xs, self._kept, strict=True)

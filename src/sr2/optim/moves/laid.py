@@ -262,7 +262,9 @@ class _Cut:
     """
 
     def __init__(self, number: int, x: Tensor) -> None:
-        self.number, self._whole = number, x.numel() <= STRIP or not dense(x)
+        self.number, self._whole = number, not dense(x) or not x.numel()
+        runs = -(-x.numel() // RUN)
+        self._size = RUN * -(-runs // -(-runs * RUN // STRIP)) if runs else 0  # parts of about one size
         self._like = torch.empty_like(x, device="meta")
         self._rooms: dict[str, list[Tensor]] = {}
         self._new: State = {}
@@ -273,7 +275,7 @@ class _Cut:
         if self._whole:
             return [t]
         t = t if in_order_of(t, self._like) else torch.empty_like(self._like, dtype=t.dtype, device=t.device).copy_(t)
-        return t.as_strided((t.numel(),), (1,)).split(STRIP)
+        return t.as_strided((t.numel(),), (1,)).split(self._size)
 
     def strips(self, x: Tensor, g: Tensor, state: State) -> list[tuple[Tensor, Tensor, State]]:
         """x, g and the state, part by part."""
