@@ -4,6 +4,7 @@ import math
 import shutil
 import threading
 import weakref
+from collections import namedtuple
 
 import pytest
 import torch
@@ -54,6 +55,7 @@ def special(R, dtype=torch.float32):
     return x.repeat(2 * RUN)[: 3 * RUN], v.repeat(2 * RUN)[: 3 * RUN]
 
 
+Sums = namedtuple("Sums", "vs dR ss sBs")
 LOOP, CHUNKS, COMPILED = {"foreach": False}, {"foreach": True}, {"compile": True}
 
 
@@ -65,8 +67,9 @@ def moved(xs, vs, R, **path):
     move = choose.choose([proposal], {x: torch.full_like(x, 9.0) for x in xs}, **options)
     with torch.no_grad():
         move.use([proposal])
-        model = move.to_trial()
-    return xs, model, move.kept[0], move
+        *model, noise = move.to_trial()
+    assert noise is None
+    return xs, Sums(*model), move.kept[0], move
 
 
 def check(one, other, xs, vs, lam):
