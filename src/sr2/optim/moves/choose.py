@@ -77,7 +77,7 @@ def _layout(numbers: Sequence[int], ps: Sequence[Proposal], buffers: dict[Tensor
     sets = [sorted(numbers, key=lambda i: not decaying[i]) for numbers in sets]
     groups = {i: len(p.xs) for i, p in zip(numbers, ps, strict=True)}
     kept = dict(zip(others, _kept([xs[i] for i in others], buffers), strict=True))
-    return Layout(groups, ps, sets, kept, chunked)
+    return Layout(groups, ps, sets, kept)
 
 
 def _ways(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002

@@ -49,40 +49,34 @@ def _joined_decays(group: Piece) -> list[Tensor]:
     return [end_to_end([c.expand_as(x) for c, x in zip(own, group.xs, strict=True)])]
 
 
-def whole(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
-    """`loop` for one tensor."""
-    keep(group)
-    zs = proximal_point(group.olds, group.vs, group.steps, regularizer)
-    group.xs[0].copy_(zs[0])
-    return model_of(group, zs, regularizer)
-
-
 def chunked(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
-    """`loop` chunk by chunk; for l1 and l0 on the CPU without a new tensor, since fresh memory costs the most there."""
-    known, models = _known(group, regularizer), []
-    for piece in pieces(group, ROWS):
-        keep(piece)
-        if known and in_runs(piece.xs[0]) and piece.xs[0].numel() <= ROWS * RUN:
-            models.append(_in_place(piece, regularizer))
-        else:
-            zs = proximal_point(piece.olds, piece.vs, piece.steps, regularizer)
-            piece.xs[0].copy_(zs[0])
-            models.append(model_of(piece, zs, regularizer))
-    return add_models(models)
+    """`loop` chunk by chunk."""
+    return add_models([chunk(piece, regularizer, keep) for piece in pieces(group, ROWS * RUN)])
 
 
-def pieces(group: Piece, rows: int | None) -> Iterator[Piece]:
-    """Every tensor's memory as matrices with one run per row, of so many rows at most, and what is left of it.
+def chunk(piece: Piece, regularizer: Regularizer, keep: Keep) -> Model:
+    """`loop` for one tensor; for l1 and l0 on the CPU without a new one, since fresh memory costs the most there."""
+    keep(piece)
+    if _known(piece, regularizer):
+        return _in_place(piece, regularizer)
+    zs = proximal_point(piece.olds, piece.vs, piece.steps, regularizer)
+    piece.xs[0].copy_(zs[0])
+    return model_of(piece, zs, regularizer)
+
+
+def pieces(group: Piece, size: int | None) -> Iterator[Piece]:
+    """Every tensor's memory as matrices with one run per row, of so many entries at most, and what is left of it.
 
     A tensor that is not dense, or whose v or steps lie otherwise, is one piece.
     """
     for own in zip(*(row for row in group if row), strict=True):
-        x, apart = own[0], [isinstance(t, Tensor) and t.dim() > 0 for t in own]
+        x = own[0]
+        apart = [isinstance(t, Tensor) and (t.dim() > 0 or t.shape == x.shape) for t in own]
         if any(cuts and t.stride() != x.stride() for t, cuts in zip(own, apart, strict=True)) or not dense(x):
             yield _piece(group, own)
             continue
         parts = [
-            _in_runs(t.as_strided((t.numel(),), (1,)), rows) if cuts else [] for t, cuts in zip(own, apart, strict=True)
+            runs_of(t.as_strided((t.numel(),), (1,)), size) if cuts else [] for t, cuts in zip(own, apart, strict=True)
         ]
         for k in range(len(parts[0])):
             yield _piece(group, [of_t[k] if of_t else t for t, of_t in zip(own, parts, strict=True)])
@@ -94,12 +88,15 @@ def _piece(group: Piece, tensors: Sequence[Any]) -> Piece:
     return Piece(*([next(left)] if row else () for row in group))
 
 
-def _in_runs(flat: Tensor, rows: int | None) -> list[Tensor]:
-    run = _run(flat.numel())
-    whole = flat.numel() // run
-    matrix, rest = flat[: whole * run].view(-1, run), flat[whole * run :]
-    chunks = torch.split(matrix, rows * RUN // run if rows else whole) if whole else ()
-    return [*chunks, rest] if rest.numel() or not whole else list(chunks)
+def runs_of(flat: Tensor, size: int | None) -> Sequence[Tensor]:
+    """A vector as matrices with one run per row, of so many entries at most and of about one size; and the rest."""
+    n, run = flat.numel(), _run(flat.numel())
+    rows = n // run
+    if not rows:
+        return [flat]
+    many = -(-rows // (size // run)) if size else 1
+    chunks = flat[: rows * run].view(-1, run).split(-(-rows // many))
+    return chunks if rows * run == n else [*chunks, flat[rows * run :]]
 
 
 @functools.cache
@@ -108,17 +105,14 @@ def _run(size: int) -> int:
     return next((run for run in range(RUN, RUN // 2, -16) if size % run == 0), RUN)
 
 
-def _known(group: Piece, regularizer: Regularizer) -> bool:
+def _known(piece: Piece, regularizer: Regularizer) -> bool:
     """Whether `_in_place` can do it: l1, l0 or nothing, on the CPU in float32 or float64, with steps of that kind."""
+    (x,), _, (v,), (step,), *_ = piece
     a, b, c = regularizer.coefficients or (0.0, 0.0, 1.0)
-    if c or (a and b):
+    if c or (a and b) or not in_runs(x) or x.numel() > ROWS * RUN:
         return False
-    return all(
-        x.is_cpu
-        and x.dtype == v.dtype != torch.bfloat16
-        and (isinstance(step, float) or (isinstance(step, Tensor) and step.shape == x.shape and step.dtype == x.dtype))
-        for x, v, step in zip(group.xs, group.vs, group.steps, strict=True)
-    )
+    like_x = step.shape == x.shape and step.dtype == x.dtype if isinstance(step, Tensor) else isinstance(step, float)
+    return like_x and x.is_cpu and x.dtype == v.dtype != torch.bfloat16
 
 
 def _in_place(piece: Piece, regularizer: Regularizer) -> Model:

@@ -19,12 +19,14 @@ from ...numerics import RUN, cut, dense, end_to_end, in_order_of
 from ...regularizers.base import Blocks, Regularizer
 from ..parts.metrics import State
 from .base import ByGroup, Proposal
-from .flat import whole
-from .pieces import Model, Way, Ways
+from .flat import chunk, runs_of
+from .pieces import Model, Ways
 
 STRIP = 512 * RUN
 """The entries of a strip of a large tensor: 1 MB of float32 for each of about ten tensors. With fewer, calls are what
 takes the time."""
+ALONE: Ways = ((chunk, (0,)),)
+"""Of a strip that is one tensor."""
 
 
 class InStrips(ByGroup):
@@ -129,7 +131,6 @@ class Layout:
         sets: the numbers of the tensors of each set, counted over the groups: they have the same past (see `past`), and
             what decays is first.
         kept: where x is kept of all other tensors, by their numbers.
-        way: of those.
     """
 
     def __init__(
@@ -138,24 +139,20 @@ class Layout:
         ps: Sequence[Proposal],
         sets: Sequence[Sequence[int]],
         kept: Mapping[int, Tensor],
-        way: Way,
     ) -> None:
         xs, _, states, _ = rows(ps)
         Rs = [p.regularizer for p in ps for _ in p.xs]
         self.groups = groups
-        self.sets, self._cuts = [_Set(xs, states, numbers) for numbers in sets], [_Cut(i, xs[i]) for i in kept]
+        self.sets = [_Set(xs, Rs, states, numbers) for numbers in sets]
+        self._cuts = [_Cut(i, xs[i], Rs[i]) for i in kept]
         self.owners = [*self.sets, *self._cuts]
-        self.strips: list[Strip] = []
-        found = dict(kept)
-        for s in self.sets:
-            old = torch.empty_like(s.x)
-            found |= zip(s.numbers, cut(old, s.xs), strict=True)
-            self.strips.append(
-                Strip(s, 0, [old], [(under(_one([(Rs[i], xs[i].numel()) for i in s.numbers]), whole), [0])])
-            )
-        for c in self._cuts:
-            ways = [(under(Rs[c.number], way), [0])]
-            self.strips += [Strip(c, k, [old], ways) for k, old in enumerate(c.parts(kept[c.number]))]
+        olds = [torch.empty_like(s.x) for s in self.sets]
+        self.strips = [Strip(s, 0, [old], ALONE) for s, old in zip(self.sets, olds, strict=True)]
+        self.strips += [Strip(c, k, [t], ALONE) for c in self._cuts for k, t in enumerate(c.parts(kept[c.number]))]
+        found = {
+            i: t for s, old in zip(self.sets, olds, strict=True) for i, t in zip(s.numbers, cut(old, s.xs), strict=True)
+        }
+        found |= kept
         self.kept = [found[i] for i in range(len(found))]
 
     def fits(self, ps: Sequence[Proposal]) -> bool:
@@ -170,18 +167,18 @@ class Layout:
         xs, gs, states, decaying = rows(ps)
         decay = next(iter(decays_of(ps)), 0.0)
 
-        def one(x: Tensor, g: Tensor, state: State, n: int) -> Proposal:
-            return replace(ps[0], xs=[x], gs=[g], states=[state], decay=decay, decaying=[n], counted=[])
+        def one(R: Regularizer, x: Tensor, g: Tensor, state: State, n: int) -> Proposal:
+            now = {"xs": [x], "gs": [g], "states": [state], "decay": decay, "decaying": [n], "counted": []}
+            return replace(ps[0], regularizer=R, **now)
 
         found = []
         for s in self.sets:
             torch._foreach_copy_(s.parts, s.xs)
-            found.append(one(s.x, end_to_end([gs[i] for i in s.numbers]), s.state, sum(decaying[i] for i in s.numbers)))
+            g = end_to_end([gs[i] for i in s.numbers])
+            found.append(one(s.regularizer, s.x, g, s.state, sum(decaying[i] for i in s.numbers)))
         for c in self._cuts:
-            i = c.number
-            found += [
-                one(x, g, own, x.numel() if decaying[i] else 0) for x, g, own in c.strips(xs[i], gs[i], states[i])
-            ]
+            parts = c.strips(xs[c.number], gs[c.number], states[c.number])
+            found += [one(c.regularizer, *part, part[0].numel() if decaying[c.number] else 0) for part in parts]
         return found
 
 
@@ -203,17 +200,15 @@ def _one(blocks: Sequence[tuple[Regularizer, int]]) -> Regularizer:
     return blocks[0][0] if all(R is blocks[0][0] for R, _ in blocks) else Blocks(blocks)
 
 
-def under(regularizer: Regularizer, way: Way) -> Way:
-    """A way of tensors that have an R of their own."""
-    return lambda piece, _, keep: way(piece, regularizer, keep)
-
-
 class _Set:
     """Tensors laid end to end in `x`, with their state: what is remembered of each is a view of what is remembered of
     all. `parts` are the views of x that belong to each."""
 
-    def __init__(self, xs: Sequence[Tensor], states: Sequence[State], numbers: Sequence[int]) -> None:
+    def __init__(
+        self, xs: Sequence[Tensor], Rs: Sequence[Regularizer], states: Sequence[State], numbers: Sequence[int]
+    ) -> None:
         self.numbers, self.xs = numbers, [xs[i] for i in numbers]
+        self.regularizer = _one([(Rs[i], xs[i].numel()) for i in numbers])
         self.x = end_to_end(self.xs)
         self.parts = cut(self.x, self.xs)
         self.state: State = {}
@@ -255,27 +250,25 @@ class _Set:
 
 
 class _Cut:
-    """A tensor, cut where it is large and dense.
+    """A tensor, in parts where it is dense.
 
     What it will remember is written beside what it remembers, since the step may be called off. There are two rooms for
     that, in turns: fresh memory at every step would cost the most.
     """
 
-    def __init__(self, number: int, x: Tensor) -> None:
-        self.number, self._whole = number, not dense(x) or not x.numel()
-        runs = -(-x.numel() // RUN)
-        self._size = RUN * -(-runs // -(-runs * RUN // STRIP)) if runs else 0  # parts of about one size
+    def __init__(self, number: int, x: Tensor, regularizer: Regularizer) -> None:
+        self.number, self.regularizer, self._whole = number, regularizer, not dense(x)
         self._like = torch.empty_like(x, device="meta")
         self._rooms: dict[str, list[Tensor]] = {}
-        self._new: State = {}
         self._at: dict[str, Sequence[Tensor]] = {}
+        self._new: State = {}
 
     def parts(self, t: Tensor) -> Sequence[Tensor]:
-        """A tensor of this shape, in this one's order in memory."""
+        """A tensor of this shape, part by part as this one lies in memory."""
         if self._whole:
             return [t]
         t = t if in_order_of(t, self._like) else torch.empty_like(self._like, dtype=t.dtype, device=t.device).copy_(t)
-        return t.as_strided((t.numel(),), (1,)).split(self._size)
+        return runs_of(t.as_strided((t.numel(),), (1,)), STRIP)
 
     def strips(self, x: Tensor, g: Tensor, state: State) -> list[tuple[Tensor, Tensor, State]]:
         """x, g and the state, part by part."""
@@ -285,8 +278,9 @@ class _Cut:
         for name, rooms in self._rooms.items():
             self._new[name] = self._room(name, rooms[-1].dtype)
             self._at[name] = self.parts(self._new[name])
-        shaped = {name: self.parts(value) for name, value in state.items() if _fits(value, self._like)}
-        numbers = {name: value for name, value in state.items() if name not in shaped}
+        wanted = self._rooms or state  # no point that is kept beside x, once it is known what is remembered
+        shaped = {name: self.parts(v) for name, v in state.items() if name in wanted and _fits(v, self._like)}
+        numbers = {name: v for name, v in state.items() if not _fits(v, self._like)}
         shaped |= {f"{name}_room": parts for name, parts in self._at.items()}
         return [
             (x, g, {**numbers, **{name: parts[k] for name, parts in shaped.items()}})
