@@ -16,7 +16,7 @@ from .flat import chunked, joined
 from .fused import FusedMove
 from .laid import AsOne, InStrips, Layout, decays_of, past, rows
 from .loop import counting, loop, uncounted
-from .pieces import Ways
+from .pieces import Way, Ways
 
 SMALL = 32 * RUN
 """A tensor of so many entries or fewer is laid end to end with others of its kind, on the CPU too."""
@@ -99,7 +99,7 @@ def _ways(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002
 
 def _counted_apart(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002
     """The ways of the tensors whose sums this process counts, and of those that another one does."""
-    ways: Ways = []
+    ways: list[tuple[Way, Sequence[int]]] = []
     for counts in (True, False):
         numbers = [i for i, counted in enumerate(p.counted) if counted == counts]
         if not numbers:

@@ -44,7 +44,7 @@ def _joined_decays(group: Piece) -> list[Tensor]:
     """Of each entry its own, since some tensors may have none."""
     if not group.gs or not group.decays:
         return []
-    like = {"dtype": wide(group.vs[0]).dtype, "device": group.xs[0].device}
+    like: dict[str, Any] = {"dtype": wide(group.vs[0]).dtype, "device": group.xs[0].device}
     own = (c.to(**like) if isinstance(c, Tensor) else torch.full((), c, **like) for c in group.decays)
     return [end_to_end([c.expand_as(x) for c, x in zip(own, group.xs, strict=True)])]
 
@@ -95,7 +95,7 @@ def runs_of(flat: Tensor, size: int | None) -> Sequence[Tensor]:
     if not rows:
         return [flat]
     many = -(-rows // (size // run)) if size else 1
-    chunks = flat[: rows * run].view(-1, run).split(-(-rows // many))
+    chunks = torch.split(flat[: rows * run].view(-1, run), -(-rows // many))
     return chunks if rows * run == n else [*chunks, flat[rows * run :]]
 
 
@@ -135,10 +135,11 @@ def _in_place(piece: Piece, regularizer: Regularizer) -> Model:
     vs, noise = exact_sum(torch.mul(v, s, out=t)), None
     if gs:
         torch.sub(gs[0], v, out=t)
-        if decays and isinstance(decays[0], Tensor):
-            t.addcmul_(decays[0], s, value=-0.5)
-        elif decays:
-            t.sub_(s, alpha=0.5 * decays[0])
+        c = decays[0] if decays else 0.0
+        if isinstance(c, Tensor):
+            t.addcmul_(c, s, value=-0.5)
+        elif c:
+            t.sub_(s, alpha=0.5 * c)
         noise = exact_sum(t.mul_(s))
     if isinstance(step, Tensor):
         ss, sBs = exact_sum(s.square_()), exact_sum(s.div_(step))

@@ -107,7 +107,8 @@ class AsOne:
 
     def __init__(self, number: int, kept: list[Tensor], ways: Ways) -> None:
         self.groups, self.kept = {number: len(kept)}, kept
-        self.owners, self.strips = [self], [Strip(self, 0, kept, ways)]
+        self.owners: Sequence[AsOne] = [self]
+        self.strips = [Strip(self, 0, kept, ways)]
 
     def fits(self, ps: Sequence[Proposal]) -> bool:
         return True
@@ -145,7 +146,7 @@ class Layout:
         self.groups = groups
         self.sets = [_Set(xs, Rs, states, numbers) for numbers in sets]
         self._cuts = [_Cut(i, xs[i], Rs[i]) for i in kept]
-        self.owners = [*self.sets, *self._cuts]
+        self.owners: Sequence[_Set | _Cut] = [*self.sets, *self._cuts]
         olds = [torch.empty_like(s.x) for s in self.sets]
         self.strips = [Strip(s, 0, [old], ALONE) for s, old in zip(self.sets, olds, strict=True)]
         self.strips += [Strip(c, k, [t], ALONE) for c in self._cuts for k, t in enumerate(c.parts(kept[c.number]))]
@@ -168,8 +169,9 @@ class Layout:
         decay = next(iter(decays_of(ps)), 0.0)
 
         def one(R: Regularizer, x: Tensor, g: Tensor, state: State, n: int) -> Proposal:
-            now = {"xs": [x], "gs": [g], "states": [state], "decay": decay, "decaying": [n], "counted": []}
-            return replace(ps[0], regularizer=R, **now)
+            p = replace(ps[0], regularizer=R, xs=[x], gs=[g], states=[state], counted=[])
+            p.decay, p.decaying = decay, [n]
+            return p
 
         found = []
         for s in self.sets:

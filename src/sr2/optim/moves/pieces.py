@@ -25,6 +25,11 @@ class Model(NamedTuple):
     """(g - v)'s, what the direction takes out of this batch, with a decay x'Cx / 2 less s'Cs / 2; None where v = g, or
     nobody asks"""
 
+    @property
+    def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All but the noise, which belongs to f."""
+        return self.vs, self.dR, self.ss, self.sBs
+
 
 class Piece(NamedTuple):
     """What is worked on at a time: all tensors of a group, or some of them, or a part of one."""

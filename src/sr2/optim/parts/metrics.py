@@ -222,7 +222,8 @@ def emas(name: str, news: Sequence[Tensor], states: Sequence[State], beta: float
     rooms = [state.get(f"{name}_room") for state in states]
     # 1 - beta is formed here, in double precision: lerp(new, average, beta) would form it in float32.
     if all(room is not None and room.dtype == new.dtype for room, new in zip(rooms, news, strict=True)):
-        return [torch.lerp(*pair, 1 - beta, out=room) for *pair, room in zip(olds, news, rooms, strict=True)]
+        given = zip(olds, news, rooms, strict=True)
+        return [torch.lerp(old, new, 1 - beta, out=room) for old, new, room in given]
     return list(torch._foreach_lerp(olds, list(news), 1 - beta))
 
 

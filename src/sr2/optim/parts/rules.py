@@ -84,13 +84,13 @@ class Evidence:
 
         Args:
             losses: the loss, f(x) and f(x + s), of this process.
-            model: v's, R(x) - R(x + s), |s|^2 and s'Bs first, of the parts that this process counts.
+            model: v's, R(x) - R(x + s), |s|^2 and s'Bs, of the parts that this process counts.
             rounding: how well f is known.
             together: the processes that decide.
             device: where decisions are made.
             reaching: where R(x) is infinite the budget has shrunk, and R's decrease is v's + s'Bs (see `Reach`).
         """
-        values, sums = torch.stack([t.to(model[0].device, torch.float64) for t in losses]), torch.stack(list(model[:4]))
+        values, sums = torch.stack([t.to(model[0].device, torch.float64) for t in losses]), torch.stack(list(model))
         if together.groups:
             values, sums = together.mean(values), together.sum(sums)
         if reaching:
