@@ -12,7 +12,7 @@ from torch import Tensor
 from ...numerics import RUN
 from .base import ByGroup, Move, Proposal
 from .compiled import compiled
-from .flat import chunked, joined
+from .flat import chunk, chunked, joined
 from .fused import FusedMove
 from .laid import AsOne, InStrips, Layout, decays_of, past, rows
 from .loop import counting, loop, uncounted
@@ -45,8 +45,9 @@ def choose(
         return FusedMove(capturable=capturable)
     # Where nothing is remembered, `joined` takes fewer calls.
     remembers = any(p.metric is not None or p.direction is not None for p in proposals)
-    if foreach is not False and not compile and not capturable and remembers:
-        layouts = [_layout(numbers, [proposals[i] for i in numbers], buffers) for numbers in _together(proposals)]
+    if foreach is not False and not capturable and remembers:
+        way = compiled if compile else chunk
+        layouts = [_layout(numbers, [proposals[i] for i in numbers], buffers, way) for numbers in _together(proposals)]
         if any(isinstance(layout, Layout) for layout in layouts):
             return InStrips(layouts)
     ways = [_ways(p, flat=foreach is not False, compile=compile) for p in proposals]
@@ -66,18 +67,18 @@ def _entrywise(p: Proposal) -> bool:
     return entrywise and p.regularizer.separable and all(p.counted) and all(x.is_cpu for x in p.xs)
 
 
-def _layout(numbers: Sequence[int], ps: Sequence[Proposal], buffers: dict[Tensor, Tensor]) -> Layout | AsOne:
+def _layout(numbers: Sequence[int], ps: Sequence[Proposal], buffers: dict[Tensor, Tensor], way: Way) -> Layout | AsOne:
     """How the tensors of groups that take the same step are laid out: in sets, what decays first; and the others."""
     xs, gs, states, decaying = rows(ps)
     if not _entrywise(ps[0]):
-        return AsOne(numbers[0], _kept(xs, buffers), _ways(ps[0], flat=True, compile=False))
+        return AsOne(numbers[0], _kept(xs, buffers), _ways(ps[0], flat=True, compile=way is compiled))
     alone = ps[0].metric is None  # one number is then the decay of a whole tensor
     pasts = [(alone and n > 0, past(x, state)) for n, x, state in zip(decaying, xs, states, strict=True)]
     sets, others = _apart(xs, gs, pasts)
     sets = [sorted(numbers, key=lambda i: not decaying[i]) for numbers in sets]
     groups = {i: len(p.xs) for i, p in zip(numbers, ps, strict=True)}
     kept = dict(zip(others, _kept([xs[i] for i in others], buffers), strict=True))
-    return Layout(groups, ps, sets, kept)
+    return Layout(groups, ps, sets, kept, way)
 
 
 def _ways(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002

@@ -19,14 +19,12 @@ from ...numerics import RUN, cut, dense, end_to_end, in_order_of
 from ...regularizers.base import Blocks, Regularizer
 from ..parts.metrics import State
 from .base import ByGroup, Proposal
-from .flat import chunk, runs_of
-from .pieces import Model, Ways
+from .flat import runs_of
+from .pieces import Model, Way, Ways
 
 STRIP = 512 * RUN
 """The entries of a strip of a large tensor: 1 MB of float32 for each of about ten tensors. With fewer, calls are what
 takes the time."""
-ALONE: Ways = ((chunk, (0,)),)
-"""Of a strip that is one tensor."""
 
 
 class InStrips(ByGroup):
@@ -132,6 +130,7 @@ class Layout:
         sets: the numbers of the tensors of each set, counted over the groups: they have the same past (see `past`), and
             what decays is first.
         kept: where x is kept of all other tensors, by their numbers.
+        way: of a strip.
     """
 
     def __init__(
@@ -140,6 +139,7 @@ class Layout:
         ps: Sequence[Proposal],
         sets: Sequence[Sequence[int]],
         kept: Mapping[int, Tensor],
+        way: Way,
     ) -> None:
         xs, _, states, _ = rows(ps)
         Rs = [p.regularizer for p in ps for _ in p.xs]
@@ -147,9 +147,9 @@ class Layout:
         self.sets = [_Set(xs, Rs, states, numbers) for numbers in sets]
         self._cuts = [_Cut(i, xs[i], Rs[i]) for i in kept]
         self.owners: Sequence[_Set | _Cut] = [*self.sets, *self._cuts]
-        olds = [torch.empty_like(s.x) for s in self.sets]
-        self.strips = [Strip(s, 0, [old], ALONE) for s, old in zip(self.sets, olds, strict=True)]
-        self.strips += [Strip(c, k, [t], ALONE) for c in self._cuts for k, t in enumerate(c.parts(kept[c.number]))]
+        olds, ways = [torch.empty_like(s.x) for s in self.sets], [(way, [0])]
+        self.strips = [Strip(s, 0, [old], ways) for s, old in zip(self.sets, olds, strict=True)]
+        self.strips += [Strip(c, k, [t], ways) for c in self._cuts for k, t in enumerate(c.parts(kept[c.number]))]
         found = {
             i: t for s, old in zip(self.sets, olds, strict=True) for i, t in zip(s.numbers, cut(old, s.xs), strict=True)
         }
