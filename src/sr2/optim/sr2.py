@@ -226,7 +226,7 @@ class SR2(Reading, ProximalOptimizer):
         if isinstance(move, FusedMove) and self.capturable and not self._processes.several and self.rule.constants:
             return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested)
         where = (self._processes, state.sigma.device)
-        evidence = Evidence.gather(losses, model.sums, rounding, *where, reaching=self._reaching)
+        evidence = Evidence.gather(losses, model[:4], rounding, *where, reaching=self._reaching)
         if not f.tested:
             return on_trust(evidence, move, self.rule, state, self.sigma_min, self._processes, self.capturable)
         if self.batch_growth is not None and state.batch is not None:

@@ -190,7 +190,7 @@ def along_first_step(
         f.at_trial()
         move.put_back()
         evidence = Evidence.gather(
-            f.losses(model.noise), model.sums, rounding, together, torch.device("cpu"), reaching=True
+            f.losses(model.noise), model[:4], rounding, together, torch.device("cpu"), reaching=True
         )
         if evidence.predicted <= evidence.slack:
             return math.inf

@@ -23,12 +23,7 @@ class Model(NamedTuple):
     """s'Bs = sum(s^2 / step), twice the model's quadratic term: B is sigma, or sigma times the metric"""
     noise: Tensor | None = None
     """(g - v)'s, what the direction takes out of this batch, with a decay x'Cx / 2 less s'Cs / 2; None where v = g, or
-    nobody asks"""
-
-    @property
-    def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All but the noise, which belongs to f."""
-        return self.vs, self.dR, self.ss, self.sBs
+    nobody asks; it belongs to f, and is the last for that"""
 
 
 class Piece(NamedTuple):
