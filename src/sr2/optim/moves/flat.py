@@ -4,7 +4,7 @@ On an accelerator, tensors are laid end to end: a handful of launches, whatever 
 are laid end to end, since there calls cost more than the arithmetic, and large ones are cut into chunks that stay in
 the cache while a dozen operations pass. `loop` is the oracle.
 
-Where metric and direction go entry by entry too, small tensors on the CPU are one from the start (`laid.py`).
+Where metric and direction go entry by entry too, on the CPU, they go through the same strips (`laid.py`).
 """
 
 from __future__ import annotations
