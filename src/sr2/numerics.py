@@ -129,6 +129,12 @@ def dense(x: Tensor) -> bool:
     return True
 
 
+def in_order_of(t: Tensor, x: Tensor) -> bool:
+    """Whether t lies in memory as x does. The stride of a dimension of one entry says nothing: 1 x 1 convolutions have
+    two."""
+    return all(a == b for a, b, size in zip(t.stride(), x.stride(), x.shape, strict=True) if size != 1)
+
+
 def end_to_end(tensors: Sequence[Tensor]) -> Tensor:
     """All entries as one vector, which may be a view of a single tensor: a few launches then serve for any number."""
     flat: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]

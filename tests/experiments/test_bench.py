@@ -19,7 +19,7 @@ from sr2.experiments.bench import BenchConfig, Timing, host_reads, interleave
 from sr2.experiments.host_reads import HostReads
 
 TRAINING = ["sgd", "sr2 l1", "sr2 l0", "proxgen l1", "proxsgd l1"]
-OWN = ["copy", "sgd", "sr2 l1", "sr2 l0"]
+OWN = ["copy", "sgd", "adamw", "adamw, fused", "sr2", "sr2 l1", "sr2 l0"]
 TINY = ["--model", "mlp", "--batch", "8", "--steps", "1", "--repeats", "3", "--parameters", "1000"]
 
 

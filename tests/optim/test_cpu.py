@@ -4,6 +4,7 @@ import math
 import shutil
 import threading
 import weakref
+from collections import namedtuple
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sr2 import L0, L1, MCP, SR2, Box, ElasticNet, ProxGEN
 from sr2.numerics import RUN, exact_sum
-from sr2.optim.moves import choose, compiled, flat
+from sr2.optim.moves import choose, compiled, flat, laid
 from sr2.optim.moves.base import ByGroup, Proposal
 
 compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
@@ -23,6 +24,7 @@ BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: 
 @pytest.fixture(autouse=True, params=[0, 4 * RUN], ids=["in chunks", "some end to end"])
 def small_chunks(monkeypatch, request):
     monkeypatch.setattr(flat, "ROWS", 2)
+    monkeypatch.setattr(laid, "STRIP", 2 * RUN)
     monkeypatch.setattr(choose, "SMALL", request.param)
 
 
@@ -53,6 +55,7 @@ def special(R, dtype=torch.float32):
     return x.repeat(2 * RUN)[: 3 * RUN], v.repeat(2 * RUN)[: 3 * RUN]
 
 
+Sums = namedtuple("Sums", "vs dR ss sBs")
 LOOP, CHUNKS, COMPILED = {"foreach": False}, {"foreach": True}, {"compile": True}
 
 
@@ -64,8 +67,9 @@ def moved(xs, vs, R, **path):
     move = choose.choose([proposal], {x: torch.full_like(x, 9.0) for x in xs}, **options)
     with torch.no_grad():
         move.use([proposal])
-        model = move.to_trial()
-    return xs, model, move.kept[0], move
+        *model, noise = move.to_trial()
+    assert noise is None
+    return xs, Sums(*model), move.kept[0], move
 
 
 def check(one, other, xs, vs, lam):

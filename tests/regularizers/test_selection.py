@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,12 @@ from torch import Tensor
 from sr2.regularizers import L0Ball, selection
 from sr2.regularizers.selection import Search, largest, largest_of_each, largest_with_floors
 from tests.tools import HostReads
+
+
+def unseen(scores: Tensor, k: int | Tensor) -> Tensor:
+    """`largest` as where the numbers are a device's."""
+    with mock.patch.object(selection, "may_look", return_value=False):
+        return largest(scores, k)
 
 
 def by_sorting(scores: Tensor, k: int) -> Tensor:
@@ -32,6 +40,7 @@ def test_equals_a_stable_sort(n: int, k: int, levels: int, exponent: int, dtype:
     scores = torch.randint(0, levels, (n,), generator=generator).to(dtype) * 10.0**exponent
     for number in (k, torch.tensor(k)):
         assert torch.equal(largest(scores, number), by_sorting(scores, k))
+        assert torch.equal(unseen(scores, number), by_sorting(scores, k))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -41,21 +50,23 @@ def test_special_numbers(dtype: torch.dtype) -> None:
     scores = torch.tensor([0.0, tiny / 4, tiny, torch.finfo(dtype).max, torch.inf, torch.nan, -1.0], dtype=dtype)
     for k in range(8):
         expected = [i in [5, 4, 3, 2, 1, 0][:k] for i in range(7)]
-        assert largest(scores, torch.tensor(k)).tolist() == expected
-        assert largest(scores, k).tolist() == expected
+        for number in (k, torch.tensor(k)):
+            assert largest(scores, number).tolist() == expected
+            assert unseen(scores, number).tolist() == expected
 
 
 def test_k_on_the_device_is_not_looked_at() -> None:
     with HostReads() as reads:
-        largest(torch.rand(100), torch.tensor(7))
+        unseen(torch.rand(100), torch.tensor(7))
     assert reads.seen == []
 
 
 def test_many() -> None:
     scores = torch.rand(300_000, generator=torch.Generator().manual_seed(0)).mul(2000).round()
     for k in (1, 1000, 150_000, 299_999):
-        assert torch.equal(largest(scores, torch.tensor(k)), by_sorting(scores, k))
-        assert torch.equal(largest(scores, k), by_sorting(scores, k))
+        for number in (k, torch.tensor(k)):
+            assert torch.equal(largest(scores, number), by_sorting(scores, k))
+            assert torch.equal(unseen(scores, number), by_sorting(scores, k))
 
 
 @settings(max_examples=100)
@@ -118,6 +129,9 @@ CASES = {
 def test_with_floors(sizes: list[int], levels: str, floor: float, share: float, seed: int) -> None:
     vectors, floors, k = with_floors(sizes, levels, floor, share, seed)
     assert largest_with_floors(vectors, floors, torch.tensor(k)).tolist() == by_loop(vectors, floors, k)
+    assert largest_with_floors(vectors, floors, k).tolist() == by_loop(vectors, floors, k)
+    with mock.patch.object(selection, "may_look", return_value=False):
+        assert largest_with_floors(vectors, floors, torch.tensor(k)).tolist() == by_loop(vectors, floors, k)
 
 
 def several(sizes: list[int], seed: int, levels: int) -> tuple[list[Tensor], list[int]]:

@@ -234,18 +234,22 @@ def time_own_work(n: int, device: torch.device, repeats: int) -> list[Timing]:
     v = 1e-3 * torch.randn(n, device=device)
     target = torch.empty_like(x)
     on_cuda = device.type == "cuda"
-    sgd = torch.optim.SGD([x], lr=1e-6, foreach=True)
     loss = torch.ones((), device=device)
 
     def closure() -> Tensor:
         x.grad = v
         return loss
 
-    def step_sgd() -> None:
-        x.grad = v
-        sgd.step()
+    def torchs(optimizer: torch.optim.Optimizer) -> Body:
+        def step() -> None:
+            x.grad = v
+            optimizer.step()
 
-    def sr2(regularizer: Regularizer, **options: Any) -> Body:
+        return _graph(step) if on_cuda else step
+
+    adamw = partial(torch.optim.AdamW, [x], lr=1e-6, capturable=on_cuda)
+
+    def sr2(regularizer: Regularizer | None, **options: Any) -> Body:
         # So short a step that the constant loss accepts it: within the rounding slack, as at convergence.
         optimizer = SR2([x], regularizer, sigma=1e9, capturable=on_cuda, **options)
 
@@ -258,7 +262,10 @@ def time_own_work(n: int, device: torch.device, repeats: int) -> list[Timing]:
     with torch.no_grad():
         makers: dict[str, Callable[[], Body]] = {
             "copy": lambda: lambda: target.copy_(x.detach()),
-            "sgd": lambda: _graph(step_sgd) if on_cuda else step_sgd,
+            "sgd": lambda: torchs(torch.optim.SGD([x], lr=1e-6, foreach=True)),
+            "adamw": lambda: torchs(adamw(foreach=True)),
+            "adamw, fused": lambda: torchs(adamw(fused=True)),
+            "sr2": lambda: sr2(None),
             "sr2 l1": lambda: sr2(L1(1e-4)),
             "sr2 l0": lambda: sr2(L0(1e-12)),
         }

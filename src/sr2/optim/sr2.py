@@ -189,7 +189,7 @@ class SR2(Reading, ProximalOptimizer):
         with self._begun(closure), self._twice(closure, objective, tested) as f:
             loss = f.at_x()  #                                    1  f(x), g
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
-            model = move.to_trial(tested=tested)  #                  x <- x + s;  v's, R(x) - R(x + s), |s|^2
+            model = move.to_trial(tested=tested, of_batch=objective is None)  # x <- x + s;  v's, R's change, |s|^2
             f.at_trial()  #                                       3  f(x + s), unless x + s is kept on trust
             outcome = self._judge(f, model, move)  #              4  rho: keep? next sigma?
             f.settle(outcome)  #                                  5  keep x + s, or put x back
@@ -222,11 +222,11 @@ class SR2(Reading, ProximalOptimizer):
 
     def _judge(self, f: TwoEvaluations, model: Model, move: Move) -> Outcome:
         """The rule's verdict on this step; in one kernel where the rule declares its constants."""
-        state, losses, rounding = self._search, f.losses(), self._rounding(f.loss)
+        state, losses, rounding = self._search, f.losses(model.noise), self._rounding(f.loss)
         if isinstance(move, FusedMove) and self.capturable and not self._processes.several and self.rule.constants:
             return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested)
         where = (self._processes, state.sigma.device)
-        evidence = Evidence.gather(losses, model, rounding, *where, reaching=self._reaching)
+        evidence = Evidence.gather(losses, model[:4], rounding, *where, reaching=self._reaching)
         if not f.tested:
             return on_trust(evidence, move, self.rule, state, self.sigma_min, self._processes, self.capturable)
         if self.batch_growth is not None and state.batch is not None:

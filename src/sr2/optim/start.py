@@ -192,7 +192,9 @@ def along_first_step(
             return -math.inf
         f.at_trial()
         move.put_back()
-        evidence = Evidence.gather(f.losses(), model, rounding, together, torch.device("cpu"), reaching=True)
+        evidence = Evidence.gather(
+            f.losses(model.noise), model[:4], rounding, together, torch.device("cpu"), reaching=True
+        )
         if evidence.predicted <= evidence.slack:
             return math.inf
         actual, predicted, *_ = evidence.compared  # not its rho: a trial that is infinite is -inf here

@@ -175,9 +175,12 @@ def _one_for_all(steps: Sequence[Step]) -> bool:
 def _scores(x: Tensor, step: Step | None, groups: Grouping | None) -> Tensor:
     """|x| / sqrt(step) of every entry or group as a vector; without a step, |x|. Never a square of x alone."""
     if step is not None:
-        x = x / (wide(step) if isinstance(step, Tensor) else step) ** 0.5
+        root = (wide(step) if isinstance(step, Tensor) else step) ** 0.5
+        # Written over the root where it is as large: fresh memory costs more than the division.
+        own = isinstance(root, Tensor) and (root.shape, root.dtype, root.device) == (x.shape, x.dtype, x.device)
+        x = torch.div(x, root, out=root) if own else x / root
     if groups is None:
-        return x.abs().flatten()
+        return (x.abs() if step is None else x.abs_()).flatten()
     norms = groups.norm(x).flatten().abs()  # of a NaN too, whose sign the root may have set
     if isinstance(groups.count, int):
         return norms

@@ -29,8 +29,6 @@ class Settled(Protocol):
 
     def settle(self, outcome: Outcome) -> None: ...
 
-    def noise(self, *, of_batch: bool) -> Tensor | None: ...
-
 
 class TwoEvaluations:
     """One step's evaluations of a closure: `at_x` (with gradients), `at_trial` (no trace), then `settle`.
@@ -128,14 +126,12 @@ class TwoEvaluations:
             self.f_trial = self._evaluate(self.objective or self._closure, restore=not self._capturable)
         return self.f_trial
 
-    def losses(self) -> tuple[Tensor, Tensor, Tensor]:
+    def losses(self, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, f(x) and f(x + s). A step along v is judged on f(., xi) + (v - g)'x, so f(x) is f + (g - v)'s here.
 
         That function has f's curvature, and v is its gradient: what theorem 1 says of sigma holds with momentum too.
         An objective is tested as it is; a decay stands beside it as beside f.
         """
-        of_batch = self.objective is None
-        noise = self.move.noise(of_batch=of_batch) if self.move is not None and self.tested else None
         if noise is None:
             return self.loss, self.f, self.f_trial
         if self._together.mesh is not None:
@@ -168,7 +164,7 @@ class TwoEvaluations:
             self._watch.looks -= 1
         if self._capturable or self._watch is None or evidence is None or not (outcome.sound and self.tested):
             return
-        if evidence.f_trial.isfinite():
+        if math.isfinite(evidence.f_trial):
             self._watch.not_finite = 0
         else:
             self._watch.no_loss(evidence.f_trial)

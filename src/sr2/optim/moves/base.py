@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...numerics import add, capturing, cast, end_to_end, exact_sum, gradient_of, local, stacked, take_if, wide
+from ...numerics import add, capturing, cast, exact_sum, gradient_of, local, stacked, take_if, wide
 from ...regularizers.base import ZERO, Regularizer, Step
 from ..closure.losses import NO_SPARSE
 from ..parts.averaging import move_toward
@@ -39,7 +39,7 @@ def add_models(models: Sequence[Model]) -> Model:
     """Those of several pieces or groups, summed on the device of the first."""
     if len(models) == 1:
         return models[0]
-    columns = stacked([number for column in zip(*models, strict=True) for number in column])
+    columns = stacked([number for column in zip(*models, strict=True) for number in column if number is not None])
     return Model(*columns.view(-1, len(models)).sum(1).unbind())
 
 
@@ -54,25 +54,34 @@ def proximal_point(
     return [cast(z, x.dtype) for z, x in zip(regularizer.prox_of(us, steps), xs, strict=True)]
 
 
-def model_of(
-    xs: Sequence[Tensor], vs: Sequence[Tensor], zs: Sequence[Tensor], steps: Sequence[Step], regularizer: Regularizer
-) -> Model:
-    """v's, R(x) - R(z), |s|^2 and s'Bs for s = z - x, summed in float64."""
-    products, squares, scaled = [], [], []
-    for x, v, z, step in zip(xs, vs, zs, steps, strict=True):
+def model_of(piece: Piece, zs: Sequence[Tensor], regularizer: Regularizer) -> Model:
+    """v's, R(x) - R(z), |s|^2, s'Bs and the noise for s = z - x, summed in float64."""
+    products, squares, scaled, noises = [], [], [], []
+    for i, (x, v, z, step) in enumerate(zip(piece.olds, piece.vs, zs, piece.steps, strict=True)):
         # z - x of two neighbouring float32 is exact, or nearly so; bfloat16 would round it to 8 bits.
         s = wide(z) - wide(x)
         products.append(exact_sum(wide(v) * s))
+        if piece.gs:  # (g - v - Cs / 2)'s
+            t = wide(piece.gs[i]) - wide(v)
+            if piece.decays:
+                t -= cast(0.5 * piece.decays[i] * s, t.dtype)
+            noises.append(exact_sum(t.mul_(s)))
         squares.append(exact_sum(s.square_()))
         own = isinstance(step, Tensor) and step.dim() > 0
         scaled.append(exact_sum(s.div_(step)) if own else squares[-1] / step)
-    return Model(add(products), regularizer.decrease_of(xs, zs).to(products[0].device), add(squares), add(scaled))
+    dR = regularizer.decrease_of(piece.olds, zs).to(products[0].device)
+    return Model(add(products), dR, add(squares), add(scaled), add(noises) if noises else None)
 
 
 def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
     """x - step v, rounded twice whatever computes it, with one temporary."""
     u = step * v
     return torch.sub(x, u, out=u) if not torch.compiler.is_compiling() and u.shape == x.shape else x - u
+
+
+def _plus(v: Tensor, t: Tensor) -> Tensor:
+    """v + t, where t can be written over: fresh memory costs more than the sum."""
+    return t.add_(v) if t.dtype == v.dtype and t.shape == v.shape else v + t
 
 
 def _first(n: int, c: Step) -> Step:
@@ -116,6 +125,8 @@ class Proposal:
     """1 / D: `step` over the metric's diagonal."""
     decays: Sequence[Step] = ()
     """w times the metric's diagonal, where there is a decay."""
+    slopes: Sequence[Tensor] = ()
+    """v without the decay's part."""
 
     def __post_init__(self) -> None:
         self.counted = self.counted or [True] * len(self.xs)
@@ -172,30 +183,11 @@ class Proposal:
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
             self.news = [{**new, **more} for new, more in zip(self.news, remembered, strict=True)]
+        self.slopes = self.vs
         if self.decays_any:
             self.decays = [_first(n, self.decay * d) if n else 0.0 for d, n in zip(D, self.decaying, strict=True)]
             rows = zip(self.vs, self.decays, self.xs, self.decaying, strict=True)
-            self.vs = [wide(v) + c * wide(x) if n else v for v, c, x, n in rows]
-
-    def noise(self, kept: Sequence[Tensor], *, of_batch: bool) -> Tensor:
-        """(g - v)'s for s = x - kept, less s'Cs / 2 of a decay x'Cx / 2, over what this process counts, in float64.
-
-        Without the batch's own, the decay's alone, -(Cx)'s - s'Cs / 2.
-        """
-        mine = [i for i, counts in enumerate(self.counted) if counts]
-        if not mine or not (of_batch or self.decays_any):
-            return torch.zeros((), dtype=torch.float64, device=self.xs[0].device)
-        gs, vs, xs, olds = ([wide(ts[i]) for i in mine] for ts in (self.gs, self.vs, self.xs, kept))
-        decays = [self.decays[i] for i in mine] if self.decays_any else []
-        terms = torch._foreach_sub(gs, vs) if of_batch else [-c * old for c, old in zip(decays, olds, strict=True)]
-        ss = torch._foreach_sub(xs, olds)
-        if decays:  # g - v - Cs / 2
-            pulls = [cast(c * s, t.dtype) for c, s, t in zip(decays, ss, terms, strict=True)]
-            torch._foreach_sub_(terms, pulls, alpha=0.5)
-        torch._foreach_mul_(terms, ss)
-        if all(t.is_cuda and (t.device, t.dtype) == (terms[0].device, terms[0].dtype) for t in terms):
-            terms = (end_to_end(terms),)  # one launch instead of one per tensor
-        return add([exact_sum(t) for t in terms])
+            self.vs = [_plus(wide(v), c * wide(x)) if n else v for v, c, x, n in rows]
 
     def commit(self, sound: Tensor | None) -> None:
         """The new momentum and metric replace the old; where `sound` is a tensor, only if it is true, in place and
@@ -223,16 +215,11 @@ class Move(Protocol):
     def use(self, proposals: Sequence[Proposal]) -> bool:
         """Take this step's tensors; False, and nothing is taken, where their states are not as this move left them."""
 
-    def to_trial(self, *, tested: bool = True) -> Model:
+    def to_trial(self, *, tested: bool = True, of_batch: bool = True) -> Model:
         """x <- x + s; the scalars of the model, summed over the groups.
 
-        tested: False allows not to keep x: it goes back to the last point that passed, if at all.
-        """
-
-    def noise(self, *, of_batch: bool) -> Tensor | None:
-        """(g - v)'s, what the direction takes out of this batch, with the change of a decay; None where v = g.
-
-        of_batch: False leaves the batch alone, since f is not its loss but an objective: the decay's change is left.
+        tested: False allows not to keep x: it goes back to the last point that passed, if at all; there is no noise.
+        of_batch: False where f is not the loss of the batch but an objective: of the noise the decay's change is left.
         """
 
     @property
@@ -278,24 +265,22 @@ class ByGroup:
 
     def use(self, proposals: Sequence[Proposal]) -> bool:
         self.proposals, self._groups, self._moved = proposals, proposals, []
-        for p in proposals:
-            p.turn()
         return True
 
-    def to_trial(self, *, tested: bool = True) -> Model:
+    def to_trial(self, *, tested: bool = True, of_batch: bool = True) -> Model:
         models = []
-        for p, kept, ways in zip(self._groups, self._kept, self._ways, strict=True):
+        noisy = tested and any(p.decays_any or (of_batch and p.direction is not None) for p in self._groups)
+        for number, (p, kept, ways) in enumerate(zip(self._groups, self._kept, self._ways, strict=True)):
+            p.turn()
+            judged = (p.gs if of_batch else p.slopes, p.decays) if noisy else ((), ())
             try:
-                pieces = [(way, _some(numbers, p.xs, kept, p.vs, p.steps)) for way, numbers in ways]
+                pieces = [(way, some(numbers, p.xs, kept, p.vs, p.steps, *judged)) for way, numbers in ways]
                 models.append(add_models([way(piece, p.regularizer, self._keep) for way, piece in pieces]))
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the SVD of what is not finite
-                models.append(Model(*torch.full((4,), math.nan, dtype=torch.float64, device=p.xs[0].device)))
+                models.append(Model(*torch.full((4 + noisy,), math.nan, dtype=torch.float64, device=p.xs[0].device)))
+            p.vs, p.slopes, p.steps, p.decays = [], (), (), ()  # room for the trial
+            self._turned(number)
         return add_models(models)
-
-    def noise(self, *, of_batch: bool) -> Tensor | None:
-        if not any(p.decays_any or (of_batch and p.direction is not None) for p in self._groups):
-            return None
-        return add([p.noise(kept, of_batch=of_batch) for p, kept in zip(self._groups, self._kept, strict=True)])
 
     def put_back(self) -> None:
         for xs, olds in self._moved:
@@ -323,11 +308,16 @@ class ByGroup:
     def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
         take_if(flag, xs, points, looking=not self._capturable)
 
+    def _turned(self, number: int) -> None:
+        """After proposal `number` has moved: what it will remember is known."""
+
     def _keep(self, piece: Piece) -> None:
         torch._foreach_copy_(list(piece.olds), list(piece.xs))
         self._moved.append((piece.xs, piece.olds))  # and no view of a gradient, which torch then could not swap
 
 
-def _some(numbers: Sequence[int], *rows: Sequence[Any]) -> Piece:
-    xs, olds, vs, steps = rows if len(numbers) == len(rows[0]) else ([row[i] for i in numbers] for row in rows)
-    return Piece(xs, olds, vs, steps)
+def some(numbers: Sequence[int], *rows: Sequence[Any]) -> Piece:
+    """The piece of these tensors."""
+    return Piece(
+        *(rows if len(numbers) == len(rows[0]) else ([row[i] for i in numbers] if row else () for row in rows))
+    )

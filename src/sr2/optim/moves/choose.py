@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,18 +12,16 @@ from torch import Tensor
 from ...numerics import RUN
 from .base import ByGroup, Move, Proposal
 from .compiled import compiled
-from .flat import chunked, joined
+from .flat import chunk, chunked, joined
 from .fused import FusedMove
-from .laid import EndToEnd, Layout, decays_of, past, rows, under
+from .laid import AsOne, InStrips, Layout, decays_of, past, rows
 from .loop import counting, loop, uncounted
-from .pieces import Way
+from .pieces import Way, Ways
 
 SMALL = 32 * RUN
 """A tensor of so many entries or fewer is laid end to end with others of its kind, on the CPU too."""
 JOINED = 256 * RUN
 """And so many at most together, which stay in the cache."""
-Ways = list[tuple[Way, list[int]]]
-"""Of a group, with the numbers of the tensors that go each of them."""
 
 
 def choose(
@@ -48,12 +45,11 @@ def choose(
         return FusedMove(capturable=capturable)
     # Where nothing is remembered, `joined` takes fewer calls.
     remembers = any(p.metric is not None or p.direction is not None for p in proposals)
-    if foreach is not False and not compile and not capturable and remembers:
-        layouts = [_layout(numbers, [proposals[i] for i in numbers]) for numbers in _together(proposals)]
-        if any(layout.sets for layout in layouts):
-            xs = [[x for i in layout.groups for x in proposals[i].xs] for layout in layouts]
-            others = [[row[i] for i in layout.others] for layout, row in zip(layouts, xs, strict=True)]
-            return EndToEnd(layouts, [_kept(row, buffers) for row in others])
+    if foreach is not False and not capturable and remembers:
+        way = compiled if compile else chunk
+        layouts = [_layout(numbers, [proposals[i] for i in numbers], buffers, way) for numbers in _together(proposals)]
+        if any(isinstance(layout, Layout) for layout in layouts):
+            return InStrips(layouts)
     ways = [_ways(p, flat=foreach is not False, compile=compile) for p in proposals]
     return ByGroup(ways, [_kept(p.xs, buffers) for p in proposals], capturable)
 
@@ -71,20 +67,18 @@ def _entrywise(p: Proposal) -> bool:
     return entrywise and p.regularizer.separable and all(p.counted) and all(x.is_cpu for x in p.xs)
 
 
-def _layout(numbers: Sequence[int], ps: Sequence[Proposal]) -> Layout:
+def _layout(numbers: Sequence[int], ps: Sequence[Proposal], buffers: dict[Tensor, Tensor], way: Way) -> Layout | AsOne:
     """How the tensors of groups that take the same step are laid out: in sets, what decays first; and the others."""
     xs, gs, states, decaying = rows(ps)
-    groups = {i: len(p.xs) for i, p in zip(numbers, ps, strict=True)}
     if not _entrywise(ps[0]):
-        return Layout(groups, ps, [], range(len(xs)), _ways(ps[0], flat=True, compile=False))
+        return AsOne(numbers[0], _kept(xs, buffers), _ways(ps[0], flat=True, compile=way is compiled))
     alone = ps[0].metric is None  # one number is then the decay of a whole tensor
     pasts = [(alone and n > 0, past(x, state)) for n, x, state in zip(decaying, xs, states, strict=True)]
     sets, others = _apart(xs, gs, pasts)
     sets = [sorted(numbers, key=lambda i: not decaying[i]) for numbers in sets]
-    owners = [p.regularizer for p in ps for _ in p.xs]
-    by_R = itertools.groupby(range(len(others)), key=lambda k: id(owners[others[k]]))
-    ways: Ways = [(under(owners[others[of_R[0]]], chunked), of_R) for of_R in (list(of_R) for _, of_R in by_R)]
-    return Layout(groups, ps, sets, others, ways)
+    groups = {i: len(p.xs) for i, p in zip(numbers, ps, strict=True)}
+    kept = dict(zip(others, _kept([xs[i] for i in others], buffers), strict=True))
+    return Layout(groups, ps, sets, kept, way)
 
 
 def _ways(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002
@@ -106,7 +100,7 @@ def _ways(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002
 
 def _counted_apart(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002
     """The ways of the tensors whose sums this process counts, and of those that another one does."""
-    ways: Ways = []
+    ways: list[tuple[Way, Sequence[int]]] = []
     for counts in (True, False):
         numbers = [i for i, counted in enumerate(p.counted) if counted == counts]
         if not numbers:

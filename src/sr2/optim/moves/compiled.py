@@ -26,21 +26,30 @@ def compiled(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
 
 
 def _move(piece: Piece, regularizer: Regularizer) -> Model:
-    (x,), (old,), (v,), (step,) = piece
+    (x,), (old,), (v,), (step,), gs, decays = piece
     if x.dim() < 2:  # what is left beside whole runs
         return move(piece, regularizer)
     # The step goes as a tensor: a number would be compiled in.
     step = step if isinstance(step, Tensor) else torch.tensor(step, dtype=torch.float64, device="cpu")
-    return Model(*_compiler()(x, old, v, step, x.new_ones(x.shape[-1:]), regularizer))
+    return Model(*_compiler()(x, old, v, step, list(gs), list(decays), x.new_ones(x.shape[-1:]), regularizer))
 
 
 @functools.cache
 def _compiler() -> Callable[..., Any]:
-    def one_pass(x: Tensor, old: Tensor, v: Tensor, step: Tensor, ones: Tensor, regularizer: Regularizer) -> Model:
+    def one_pass(
+        x: Tensor,
+        old: Tensor,
+        v: Tensor,
+        step: Tensor,
+        gs: list[Tensor],
+        decays: list[Any],
+        ones: Tensor,
+        regularizer: Regularizer,
+    ) -> Model:
         (z,) = proximal_point([old], [v], [step], regularizer)
         z = z * ones
         x.copy_(z)
-        return model_of([old], [v], [z], [step], regularizer)
+        return model_of(Piece([x], [old], [v], [step], gs, decays), [z], regularizer)
 
     # For one loop over memory, two things: z, which reads more than two tensors, is stored before it is summed; and
     # its loop must stay a loop over rows, as the sums' are, which an operand of one row sees to.

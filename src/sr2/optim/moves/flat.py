@@ -4,19 +4,20 @@ On an accelerator, tensors are laid end to end: a handful of launches, whatever 
 are laid end to end, since there calls cost more than the arithmetic, and large ones are cut into chunks that stay in
 the cache while a dozen operations pass. `loop` is the oracle.
 
-Where metric and direction go entry by entry too, small tensors on the CPU are one from the start (`laid.py`).
+Where metric and direction go entry by entry too, on the CPU, they go through the same strips (`laid.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...numerics import RUN, cut, dense, end_to_end, in_runs
+from ...numerics import RUN, cut, dense, end_to_end, exact_sum, in_runs, wide
 from ...regularizers.base import Regularizer
 from .base import add_models, model_of, proximal_point
 from .pieces import Keep, Model, Piece
@@ -35,57 +36,68 @@ def joined(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
         step = end_to_end(own)
     (z,) = proximal_point([x], [v], [step], regularizer)
     torch._foreach_copy_(list(group.xs), cut(z, group.xs))
-    return model_of([x], [v], [z], [step], regularizer)
+    gs = [end_to_end(group.gs)] if group.gs else ()
+    return model_of(Piece((), [x], [v], [step], gs, _joined_decays(group)), [z], regularizer)
 
 
-def whole(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
-    """`loop` for one tensor."""
-    keep(group)
-    zs = proximal_point(group.olds, group.vs, group.steps, regularizer)
-    group.xs[0].copy_(zs[0])
-    return model_of(group.olds, group.vs, zs, group.steps, regularizer)
+def _joined_decays(group: Piece) -> list[Tensor]:
+    """Of each entry its own, since some tensors may have none."""
+    if not group.gs or not group.decays:
+        return []
+    like: dict[str, Any] = {"dtype": wide(group.vs[0]).dtype, "device": group.xs[0].device}
+    own = (c.to(**like) if isinstance(c, Tensor) else torch.full((), c, **like) for c in group.decays)
+    return [end_to_end([c.expand_as(x) for c, x in zip(own, group.xs, strict=True)])]
 
 
 def chunked(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
-    """`loop` chunk by chunk; for l1 and l0 on the CPU without a new tensor, since fresh memory costs the most there."""
-    known, sums, models = _known(group, regularizer), [], []
-    for piece in pieces(group, ROWS):
-        keep(piece)
-        if known and in_runs(piece.xs[0]) and piece.xs[0].numel() <= ROWS * RUN:
-            sums.append(_in_place(piece, regularizer))
-        else:
-            zs = proximal_point(piece.olds, piece.vs, piece.steps, regularizer)
-            piece.xs[0].copy_(zs[0])
-            models.append(model_of(piece.olds, piece.vs, zs, piece.steps, regularizer))
-    if sums:  # of runs, as `exact_sum` takes them
-        a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
-        vs, dR, norms = (torch.cat(column).double() for column in zip(*sums, strict=True))
-        ss = norms.square_().sum()
-        models.append(Model(vs.sum(), (a or b) * dR.sum(), ss, ss / group.steps[0]))
-    return add_models(models)
+    """`loop` chunk by chunk."""
+    return add_models([chunk(piece, regularizer, keep) for piece in pieces(group, ROWS * RUN)])
 
 
-def pieces(group: Piece, rows: int | None) -> Iterator[Piece]:
-    """Every tensor's memory as matrices with one run per row, of so many rows at most, and what is left of it.
+def chunk(piece: Piece, regularizer: Regularizer, keep: Keep) -> Model:
+    """`loop` for one tensor; for l1 and l0 on the CPU without a new one, since fresh memory costs the most there."""
+    keep(piece)
+    if _known(piece, regularizer):
+        return _in_place(piece, regularizer)
+    zs = proximal_point(piece.olds, piece.vs, piece.steps, regularizer)
+    piece.xs[0].copy_(zs[0])
+    return model_of(piece, zs, regularizer)
+
+
+def pieces(group: Piece, size: int | None) -> Iterator[Piece]:
+    """Every tensor's memory as matrices with one run per row, of so many entries at most, and what is left of it.
 
     A tensor that is not dense, or whose v or steps lie otherwise, is one piece.
     """
-    for x, old, v, step in zip(*group, strict=True):
-        together = [x, old, v, *([step] if isinstance(step, Tensor) and step.dim() > 0 else [])]
-        if any(t.stride() != x.stride() for t in together) or not dense(x):
-            yield Piece([x], [old], [v], [step])
+    for own in zip(*(row for row in group if row), strict=True):
+        x = own[0]
+        apart = [isinstance(t, Tensor) and (t.dim() > 0 or t.shape == x.shape) for t in own]
+        if any(cuts and t.stride() != x.stride() for t, cuts in zip(own, apart, strict=True)) or not dense(x):
+            yield _piece(group, own)
             continue
-        together[0] = x.detach()  # whose views, which a move keeps, are none of x: torch could not swap that
-        for part in zip(*(_in_runs(t.as_strided((t.numel(),), (1,)), rows) for t in together), strict=True):
-            yield Piece([part[0]], [part[1]], [part[2]], [part[3] if len(part) > 3 else step])
+        own = (x.detach(), *own[1:])  # whose views, which a move keeps, are none of x: torch could not swap that
+        parts = [
+            runs_of(t.as_strided((t.numel(),), (1,)), size) if cuts else [] for t, cuts in zip(own, apart, strict=True)
+        ]
+        for k in range(len(parts[0])):
+            yield _piece(group, [of_t[k] if of_t else t for t, of_t in zip(own, parts, strict=True)])
 
 
-def _in_runs(flat: Tensor, rows: int | None) -> list[Tensor]:
-    run = _run(flat.numel())
-    whole = flat.numel() // run
-    matrix, rest = flat[: whole * run].view(-1, run), flat[whole * run :]
-    chunks = torch.split(matrix, rows * RUN // run if rows else whole) if whole else ()
-    return [*chunks, rest] if rest.numel() or not whole else list(chunks)
+def _piece(group: Piece, tensors: Sequence[Any]) -> Piece:
+    """One tensor of each row that the group has."""
+    left = iter(tensors)
+    return Piece(*([next(left)] if row else () for row in group))
+
+
+def runs_of(flat: Tensor, size: int | None) -> Sequence[Tensor]:
+    """A vector as matrices with one run per row, of so many entries at most and of about one size; and the rest."""
+    n, run = flat.numel(), _run(flat.numel())
+    rows = n // run
+    if not rows:
+        return [flat]
+    many = -(-rows // (size // run)) if size else 1
+    chunks = torch.split(flat[: rows * run].view(-1, run), -(-rows // many))
+    return chunks if rows * run == n else [*chunks, flat[rows * run :]]
 
 
 @functools.cache
@@ -94,38 +106,52 @@ def _run(size: int) -> int:
     return next((run for run in range(RUN, RUN // 2, -16) if size % run == 0), RUN)
 
 
-def _known(group: Piece, regularizer: Regularizer) -> bool:
-    """Whether `_in_place` can do it: l1 or l0, one number for a step, on the CPU in float32 or float64."""
+def _known(piece: Piece, regularizer: Regularizer) -> bool:
+    """Whether `_in_place` can do it: l1, l0 or nothing, on the CPU in float32 or float64, with steps of that kind."""
+    (x,), _, (v,), (step,), *_ = piece
     a, b, c = regularizer.coefficients or (0.0, 0.0, 1.0)
-    return (
-        c == 0
-        and not (a and b)
-        and all(isinstance(step, float) for step in group.steps)
-        and all(x.is_cpu and x.dtype == v.dtype != torch.bfloat16 for x, v in zip(group.xs, group.vs, strict=True))
-    )
+    if c or (a and b) or not in_runs(x) or x.numel() > ROWS * RUN:
+        return False
+    like_x = step.shape == x.shape and step.dtype == x.dtype if isinstance(step, Tensor) else isinstance(step, float)
+    return like_x and x.is_cpu and x.dtype == v.dtype != torch.bfloat16
 
 
-def _in_place(piece: Piece, regularizer: Regularizer) -> tuple[Tensor, Tensor, Tensor]:
-    """x <- x + s of one chunk; run by run, v's, the decrease of |x|_1 or |x|_0, and |s|."""
-    (x,), (old,), (v,), (step,) = piece
+def _in_place(piece: Piece, regularizer: Regularizer) -> Model:
+    """x <- x + s of one chunk, and the scalars of the model, as `loop` has them; sums as `exact_sum` takes them."""
+    (x,), (old,), (v,), (step,), gs, decays = piece
     a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
-    assert isinstance(step, float)
     s, t = (buffer[: x.numel()].view(x.shape) for buffer in _scratch.buffers(x.dtype, ROWS * RUN))
-    torch.sub(old, torch.mul(v, step, out=t), out=t)
-    largest = torch.finfo(x.dtype).max
-    if a:
-        torch.ops.aten.softshrink.out(t, min(a * step, largest), out=x)
+    torch.sub(old, torch.mul(v, step, out=t), out=x)
+    if isinstance(step, Tensor):
+        if a:
+            torch.mul(step, a, out=t)
+            x.sub_(torch.clamp(x, torch.neg(t, out=s), t, out=t))
+        elif b:
+            x.masked_fill_(torch.abs(x, out=s) <= torch.mul(step, 2 * b, out=t).pow_(0.5), 0.0)
+    elif a:
+        torch.ops.aten.softshrink.out(x, min(a * step, torch.finfo(x.dtype).max), out=x)
     elif b:
-        torch.ops.aten.hardshrink.out(t, min((2 * b * step) ** 0.5, largest), out=x)
-    else:
-        x.copy_(t)
+        torch.ops.aten.hardshrink.out(x, min((2 * b * step) ** 0.5, torch.finfo(x.dtype).max), out=x)
     torch.sub(x, old, out=s)
-    vs, norms = torch.mul(v, s, out=t).sum(1), torch.linalg.vector_norm(s, 2, 1)  # squares of s in one pass, not two
+    vs, noise = exact_sum(torch.mul(v, s, out=t)), None
+    if gs:
+        torch.sub(gs[0], v, out=t)
+        c = decays[0] if decays else 0.0
+        if isinstance(c, Tensor):
+            t.addcmul_(c, s, value=-0.5)
+        elif c:
+            t.sub_(s, alpha=0.5 * c)
+        noise = exact_sum(t.mul_(s))
+    if isinstance(step, Tensor):
+        ss, sBs = exact_sum(s.square_()), exact_sum(s.div_(step))
+    else:
+        ss = torch.linalg.vector_norm(s, 2, 1).double().square_().sum()  # in one pass, not two
+        sBs = ss / step
     if a:
         torch.sub(torch.abs(old, out=t), torch.abs(x, out=s), out=t)
-    else:
+    elif b:
         torch.sub(torch.ne(old, 0, out=t), torch.ne(x, 0, out=s), out=t)
-    return vs, t.sum(1), norms
+    return Model(vs, (a or b) * exact_sum(t) if a or b else torch.zeros_like(vs), ss, sBs, noise)
 
 
 class _Scratch(threading.local):

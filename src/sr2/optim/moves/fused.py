@@ -97,7 +97,7 @@ class FusedMove:
         self._moments.find(self._xs, self._states)
         return True
 
-    def to_trial(self, *, tested: bool = True) -> Model:
+    def to_trial(self, *, tested: bool = True, of_batch: bool = True) -> Model:
         self._keeps = tested or not capturing()  # nothing interrupts a graph
         device, step = self._xs[0].device, self.proposals[0].step  # one for all
         step = step if isinstance(step, Tensor) else torch.full((), step, dtype=_F64, device=device)
@@ -119,7 +119,7 @@ class FusedMove:
         if budgets is not None:  # R(x) is infinite where a budget has shrunk, and R's decrease as `Reach` has it
             forced = vs + sBs if budgets.shrink else torch.full_like(dR, math.inf)
             torch.where(budgets.exceeded(), forced, dR, out=dR)
-        return Model(vs, dR, ss, sBs)
+        return Model(vs, dR, ss, sBs, self._noise(of_batch=of_batch) if tested else None)
 
     def _run(self, step: Tensor, budgets: Budgets | None, kind: int) -> None:
         """One launch over all tensors."""
@@ -163,7 +163,7 @@ class FusedMove:
         of_groups = [torch.as_tensor(p.decay, dtype=_F64, device=device) for p in self.proposals]
         return torch.stack([*of_groups, of_groups[0].new_zeros(())])[self._table("owner", owner, torch.int64)]
 
-    def noise(self, *, of_batch: bool) -> Tensor | None:
+    def _noise(self, *, of_batch: bool) -> Tensor | None:
         if not self.decays and not (of_batch and self.momentum):
             return None
         if of_batch or not self.momentum:

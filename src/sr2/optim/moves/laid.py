@@ -1,7 +1,8 @@
-"""Small tensors on the CPU, laid end to end once: metric, direction, prox and sums see one tensor with one state.
+"""On the CPU, where metric, direction and R go entry by entry: in strips of the size of the cache.
 
-There calls cost more than the arithmetic. `loop` is the oracle; where a state is not as it was left (a parameter missed
-a step, a state was loaded or edited), the tensors are laid anew.
+A strip is one tensor to them, with one state. Small tensors are laid end to end once, since there calls cost more than
+the arithmetic; large ones are cut, since there memory does. v, the steps, x + s and the sums of a strip are made while
+it is in the cache, and nothing is made that is as large as a tensor but what is kept of it. `loop` is the oracle.
 """
 
 from __future__ import annotations
@@ -9,37 +10,37 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...numerics import cut, end_to_end
+from ...numerics import RUN, cut, dense, end_to_end, in_order_of
 from ...regularizers.base import Blocks, Regularizer
 from ..parts.metrics import State
 from .base import ByGroup, Proposal
-from .flat import whole
-from .pieces import Model, Way
+from .flat import runs_of
+from .pieces import Model, Way, Ways
+
+STRIP = 512 * RUN
+"""The entries of a strip of a large tensor: 1 MB of float32 for each of about ten tensors. With fewer, calls are what
+takes the time."""
 
 
-class EndToEnd(ByGroup):
-    """`ByGroup` with small tensors laid end to end, as one tensor with one state: what is remembered of each is a view
-    of what is remembered of all.
+class InStrips(ByGroup):
+    """`ByGroup` strip by strip.
 
     Args:
         layouts: of the groups, each of one or of several.
-        kept: of each layout, where x is kept of the tensors that stay as they are.
     """
 
-    def __init__(self, layouts: Sequence[Layout], kept: Sequence[Sequence[Tensor]]) -> None:
-        room = [[torch.empty_like(s.x) for s in layout.sets] for layout in layouts]
-        together = [[*ours, *theirs] for ours, theirs in zip(room, kept, strict=True)]
-        super().__init__([layout.ways for layout in layouts], together, capturable=False)
-        self._layouts = layouts
-
+    def __init__(self, layouts: Sequence[Layout | AsOne]) -> None:
+        strips = [strip for layout in layouts for strip in layout.strips]
+        super().__init__([s.ways for s in strips], [s.kept for s in strips], capturable=False)
+        self._layouts, self._strips = layouts, strips
         found: dict[int, list[Tensor]] = {}
-        for layout, row in zip(layouts, together, strict=True):
-            tensors = iter(layout.taken_apart(row))
+        for layout in layouts:
+            tensors = iter(layout.kept)
             found |= {i: list(itertools.islice(tensors, n)) for i, n in layout.groups.items()}
         self._apart = [found[i] for i in range(len(found))]
 
@@ -51,12 +52,12 @@ class EndToEnd(ByGroup):
         parts = [[proposals[i] for i in layout.groups] for layout in self._layouts]
         if not all(layout.fits(ps) for layout, ps in zip(self._layouts, parts, strict=True)):
             return False
-        super().use([layout.of(ps) for layout, ps in zip(self._layouts, parts, strict=True)])
+        super().use([p for layout, ps in zip(self._layouts, parts, strict=True) for p in layout.of(ps)])
         self.proposals = proposals
         return True
 
-    def to_trial(self, *, tested: bool = True) -> Model:
-        model = super().to_trial(tested=tested)
+    def to_trial(self, *, tested: bool = True, of_batch: bool = True) -> Model:
+        model = super().to_trial(tested=tested, of_batch=of_batch)
         self._give()
         return model
 
@@ -66,11 +67,13 @@ class EndToEnd(ByGroup):
             self._give()
 
     def commit(self, sound: Tensor | None) -> None:
-        for layout, p in zip(self._layouts, self._groups, strict=True):
-            for s, new in zip(layout.sets, p.news, strict=False):
-                s.commit(new)
-            for state, new in zip(p.states[len(layout.sets) :], p.news[len(layout.sets) :], strict=True):
-                state.update(new)
+        for layout in self._layouts:
+            for owner in layout.owners:
+                owner.commit()
+
+    def _turned(self, number: int) -> None:
+        strip = self._strips[number]
+        strip.owner.note(strip.number, self._groups[number])
 
     def _give(self) -> None:
         """The tensors become what they are in their sets."""
@@ -79,16 +82,55 @@ class EndToEnd(ByGroup):
                 torch._foreach_copy_(s.xs, s.parts)
 
 
+class Strip(NamedTuple):
+    """What is worked on at a time: a set, a part of a tensor, or a group that is one."""
+
+    owner: _Set | _Cut | AsOne
+    number: int
+    """Among its owner's."""
+    kept: list[Tensor]
+    ways: Ways
+
+
+class AsOne:
+    """A group that R, metric or direction couples.
+
+    Args:
+        number: of the group.
+        kept: where x is kept.
+        ways: of its tensors.
+    """
+
+    sets: Sequence[_Set] = ()
+
+    def __init__(self, number: int, kept: list[Tensor], ways: Ways) -> None:
+        self.groups, self.kept = {number: len(kept)}, kept
+        self.owners: Sequence[AsOne] = [self]
+        self.strips = [Strip(self, 0, kept, ways)]
+
+    def fits(self, ps: Sequence[Proposal]) -> bool:
+        return True
+
+    def of(self, ps: Sequence[Proposal]) -> list[Proposal]:
+        return list(ps)
+
+    def note(self, _: int, p: Proposal) -> None:
+        self._turned = p
+
+    def commit(self) -> None:
+        self._turned.commit(None)
+
+
 class Layout:
-    """The tensors of a group, or of several that take the same step: some laid end to end in sets, and the others.
+    """How the tensors of groups that take the same step are laid out: some end to end in sets, and the others cut.
 
     Args:
         groups: the numbers of the groups, each with that of its tensors.
         ps: those groups.
         sets: the numbers of the tensors of each set, counted over the groups: they have the same past (see `past`), and
             what decays is first.
-        others: those of the tensors that stay as they are.
-        ways: of the others, as they are numbered there.
+        kept: where x is kept of all other tensors, by their numbers.
+        way: of a strip.
     """
 
     def __init__(
@@ -96,16 +138,23 @@ class Layout:
         groups: Mapping[int, int],
         ps: Sequence[Proposal],
         sets: Sequence[Sequence[int]],
-        others: Sequence[int],
-        ways: Sequence[tuple[Way, Sequence[int]]],
+        kept: Mapping[int, Tensor],
+        way: Way,
     ) -> None:
         xs, _, states, _ = rows(ps)
-        self.groups, self.others = groups, others
-        self.sets = [_Set(xs, states, numbers) for numbers in sets]
-        owners = [p.regularizer for p in ps for _ in p.xs]
-        mine = [_one([(owners[i], xs[i].numel()) for i in numbers]) for numbers in sets]
-        self.ways = [(under(R, whole), [k]) for k, R in enumerate(mine)]
-        self.ways += [(way, [len(sets) + i for i in numbers]) for way, numbers in ways]
+        Rs = [p.regularizer for p in ps for _ in p.xs]
+        self.groups = groups
+        self.sets = [_Set(xs, Rs, states, numbers) for numbers in sets]
+        self._cuts = [_Cut(i, xs[i], Rs[i]) for i in kept]
+        self.owners: Sequence[_Set | _Cut] = [*self.sets, *self._cuts]
+        olds, ways = [torch.empty_like(s.x) for s in self.sets], [(way, [0])]
+        self.strips = [Strip(s, 0, [old], ways) for s, old in zip(self.sets, olds, strict=True)]
+        self.strips += [Strip(c, k, [t], ways) for c in self._cuts for k, t in enumerate(c.parts(kept[c.number]))]
+        found = {
+            i: t for s, old in zip(self.sets, olds, strict=True) for i, t in zip(s.numbers, cut(old, s.xs), strict=True)
+        }
+        found |= kept
+        self.kept = [found[i] for i in range(len(found))]
 
     def fits(self, ps: Sequence[Proposal]) -> bool:
         """Whether what is remembered is as it was left, and the groups still take one step."""
@@ -114,29 +163,25 @@ class Layout:
         states = [state for p in ps for state in p.states]
         return all(s.knows(states) for s in self.sets)
 
-    def of(self, ps: Sequence[Proposal]) -> Proposal:
-        """The groups as one, as they are laid out: the sets, and then the others."""
-        if not self.sets:
-            return ps[0]
+    def of(self, ps: Sequence[Proposal]) -> list[Proposal]:
+        """The groups, strip by strip."""
+        xs, gs, states, decaying = rows(ps)
+        decay = next(iter(decays_of(ps)), 0.0)
+
+        def one(R: Regularizer, x: Tensor, g: Tensor, state: State, n: int) -> Proposal:
+            p = replace(ps[0], regularizer=R, xs=[x], gs=[g], states=[state], counted=[])
+            p.decay, p.decaying = decay, [n]
+            return p
+
+        found = []
         for s in self.sets:
             torch._foreach_copy_(s.parts, s.xs)
-        xs, gs, states, decaying = rows(ps)
-        return replace(
-            ps[0],
-            xs=[s.x for s in self.sets] + [xs[i] for i in self.others],
-            gs=[end_to_end([gs[i] for i in s.numbers]) for s in self.sets] + [gs[i] for i in self.others],
-            states=[s.state for s in self.sets] + [states[i] for i in self.others],
-            decay=next(iter(decays_of(ps)), 0.0),
-            decaying=[sum(decaying[i] for i in s.numbers) for s in self.sets] + [decaying[i] for i in self.others],
-            counted=[],
-        )
-
-    def taken_apart(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors that are laid out so, in the order and the shapes of the groups'."""
-        parts = [part for s, flat in zip(self.sets, tensors, strict=False) for part in cut(flat, s.xs)]
-        numbers = [*(i for s in self.sets for i in s.numbers), *self.others]
-        found = dict(zip(numbers, [*parts, *tensors[len(self.sets) :]], strict=True))
-        return [found[i] for i in range(len(found))]
+            g = end_to_end([gs[i] for i in s.numbers])
+            found.append(one(s.regularizer, s.x, g, s.state, sum(decaying[i] for i in s.numbers)))
+        for c in self._cuts:
+            parts = c.strips(xs[c.number], gs[c.number], states[c.number])
+            found += [one(c.regularizer, *part, part[0].numel() if decaying[c.number] else 0) for part in parts]
+        return found
 
 
 def rows(ps: Sequence[Proposal]) -> tuple[list[Tensor], list[Tensor], list[State], list[int]]:
@@ -157,16 +202,15 @@ def _one(blocks: Sequence[tuple[Regularizer, int]]) -> Regularizer:
     return blocks[0][0] if all(R is blocks[0][0] for R, _ in blocks) else Blocks(blocks)
 
 
-def under(regularizer: Regularizer, way: Way) -> Way:
-    """A way of tensors that have an R of their own."""
-    return lambda piece, _, keep: way(piece, regularizer, keep)
-
-
 class _Set:
-    """Tensors laid end to end in `x`, with their state; `parts` are the views of it that belong to each."""
+    """Tensors laid end to end in `x`, with their state: what is remembered of each is a view of what is remembered of
+    all. `parts` are the views of x that belong to each."""
 
-    def __init__(self, xs: Sequence[Tensor], states: Sequence[State], numbers: Sequence[int]) -> None:
+    def __init__(
+        self, xs: Sequence[Tensor], Rs: Sequence[Regularizer], states: Sequence[State], numbers: Sequence[int]
+    ) -> None:
         self.numbers, self.xs = numbers, [xs[i] for i in numbers]
+        self.regularizer = _one([(Rs[i], xs[i].numel()) for i in numbers])
         self.x = end_to_end(self.xs)
         self.parts = cut(self.x, self.xs)
         self.state: State = {}
@@ -187,9 +231,12 @@ class _Set:
                     return False
         return True
 
-    def commit(self, new: State) -> None:
+    def note(self, _: int, p: Proposal) -> None:
+        self._turned = p
+
+    def commit(self) -> None:
         """What is remembered from now on; in place, so that the views stay."""
-        for name, value in new.items():
+        for name, value in self._turned.news[0].items():
             if name in self._views and self.state[name].dtype == value.dtype:
                 self.state[name].copy_(value)
             else:
@@ -202,6 +249,70 @@ class _Set:
             each = self._views[name] = cut(value, self.xs)
         for state, own in zip(self._states, each, strict=True):
             state[name] = own
+
+
+class _Cut:
+    """A tensor, in parts where it is dense.
+
+    What it will remember is written beside what it remembers, since the step may be called off. There are two rooms for
+    that, in turns: fresh memory at every step would cost the most.
+    """
+
+    def __init__(self, number: int, x: Tensor, regularizer: Regularizer) -> None:
+        self.number, self.regularizer, self._whole = number, regularizer, not dense(x)
+        self._like = torch.empty_like(x, device="meta")
+        self._rooms: dict[str, list[Tensor]] = {}
+        self._at: dict[str, Sequence[Tensor]] = {}
+        self._new: State = {}
+
+    def parts(self, t: Tensor) -> Sequence[Tensor]:
+        """A tensor of this shape, part by part as this one lies in memory."""
+        if self._whole:
+            return [t]
+        t = t if in_order_of(t, self._like) else torch.empty_like(self._like, dtype=t.dtype, device=t.device).copy_(t)
+        return runs_of(t.detach().as_strided((t.numel(),), (1,)), STRIP)  # torch could not swap x where it has views
+
+    def strips(self, x: Tensor, g: Tensor, state: State) -> list[tuple[Tensor, Tensor, State]]:
+        """x, g and the state, part by part."""
+        self._state, self._new = state, {}
+        if self._whole:
+            return [(x, g, state)]
+        for name, rooms in self._rooms.items():
+            self._new[name] = self._room(name, rooms[-1].dtype)
+            self._at[name] = self.parts(self._new[name])
+        wanted = self._rooms or state  # no point that is kept beside x, once it is known what is remembered
+        shaped = {name: self.parts(v) for name, v in state.items() if name in wanted and _fits(v, self._like)}
+        numbers = {name: v for name, v in state.items() if not _fits(v, self._like)}
+        shaped |= {f"{name}_room": parts for name, parts in self._at.items()}
+        return [
+            (x, g, {**numbers, **{name: parts[k] for name, parts in shaped.items()}})
+            for k, (x, g) in enumerate(zip(self.parts(x), self.parts(g), strict=True))
+        ]
+
+    def note(self, k: int, p: Proposal) -> None:
+        """What part k will remember."""
+        for name, value in p.news[0].items():
+            if self._whole or not _fits(value, p.xs[0]):
+                self._new[name] = value
+                continue
+            if name not in self._new or self._new[name].dtype != value.dtype:
+                self._new[name] = self._room(name, value.dtype)
+                self._at[name] = self.parts(self._new[name])
+            if value is not self._at[name][k]:
+                self._at[name][k].copy_(value)
+        p.news = []
+
+    def commit(self) -> None:
+        """What is remembered from now on."""
+        self._state.update(self._new)
+
+    def _room(self, name: str, dtype: torch.dtype) -> Tensor:
+        rooms = self._rooms.setdefault(name, [])
+        free = next((room for room in rooms if room is not self._state.get(name) and room.dtype == dtype), None)
+        if free is None:
+            free = torch.empty_like(self._like, dtype=dtype, device="cpu")
+            rooms[:] = [*rooms[-1:], free]
+        return free
 
 
 def past(x: Tensor, state: State) -> tuple[Any, ...]:

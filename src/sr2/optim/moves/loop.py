@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ...regularizers.base import ZERO, Regularizer
-from .base import model_of, proximal_point
+from .base import model_of, proximal_point, some
 from .pieces import Keep, Model, Piece, Way
 
 
@@ -20,11 +20,10 @@ def loop(group: Piece, regularizer: Regularizer, keep: Keep) -> Model:
 
 def move(piece: Piece, regularizer: Regularizer) -> Model:
     """The same, for a piece that is kept already."""
-    xs, olds, vs, steps = piece
-    zs = proximal_point(olds, vs, steps, regularizer)
-    for x, z in zip(xs, zs, strict=True):
+    zs = proximal_point(piece.olds, piece.vs, piece.steps, regularizer)
+    for x, z in zip(piece.xs, zs, strict=True):
         x.copy_(z)
-    return model_of(olds, vs, zs, steps, regularizer)
+    return model_of(piece, zs, regularizer)
 
 
 def counting(counted: Sequence[bool]) -> Way:
@@ -34,16 +33,14 @@ def counting(counted: Sequence[bool]) -> Way:
 
 def _counting(group: Piece, regularizer: Regularizer, keep: Keep, *, counted: Sequence[bool]) -> Model:
     keep(group)
-    xs, olds, vs, steps = group
-    zs = proximal_point(olds, vs, steps, regularizer)
-    for x, z in zip(xs, zs, strict=True):
+    zs = proximal_point(group.olds, group.vs, group.steps, regularizer)
+    for x, z in zip(group.xs, zs, strict=True):
         x.copy_(z)
-    dR = regularizer.decrease_of(olds, zs)
+    dR = regularizer.decrease_of(group.olds, zs)
     mine = [i for i, counts in enumerate(counted) if counts]
     if not mine:
-        return _nothing(xs)._replace(dR=dR)
-    before, slope, after = ([row[i] for i in mine] for row in (olds, vs, zs))
-    return model_of(before, slope, after, [steps[i] for i in mine], ZERO)._replace(dR=dR)
+        return _nothing(group)._replace(dR=dR)
+    return model_of(some(mine, *group), [zs[i] for i in mine], ZERO)._replace(dR=dR)
 
 
 def uncounted(way: Way) -> Way:
@@ -53,8 +50,8 @@ def uncounted(way: Way) -> Way:
 
 def _uncounted(group: Piece, regularizer: Regularizer, keep: Keep, *, way: Way) -> Model:
     way(group, regularizer, keep)
-    return _nothing(group.xs)
+    return _nothing(group)
 
 
-def _nothing(xs: Sequence[torch.Tensor]) -> Model:
-    return Model(*torch.zeros(4, dtype=torch.float64, device=xs[0].device))
+def _nothing(group: Piece) -> Model:
+    return Model(*torch.zeros(5 if group.gs else 4, dtype=torch.float64, device=group.xs[0].device))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...numerics import capturing
+from ...numerics import capturing, in_order_of
 from ..parts.metrics import State
 from .base import NEEDS_A_STEP
 
@@ -103,10 +103,9 @@ def aligned(x: Tensor) -> bool:
 
 
 def laid_like(v: Tensor, x: Tensor) -> Tensor:
-    """v in x's order in memory. The stride of a dimension of one entry says nothing: 1 x 1 convolutions have two."""
+    """v in x's order in memory."""
     return v if alike(v, x) else torch.empty_like(x).copy_(v)
 
 
 def alike(v: Tensor, x: Tensor) -> bool:
-    same = all(a == b for a, b, size in zip(v.stride(), x.stride(), x.shape, strict=True) if size != 1)
-    return same and v.dtype == x.dtype and v.device == x.device and aligned(v)
+    return in_order_of(v, x) and v.dtype == x.dtype and v.device == x.device and aligned(v)

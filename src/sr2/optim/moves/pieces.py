@@ -21,6 +21,9 @@ class Model(NamedTuple):
     """|s|^2"""
     sBs: Tensor
     """s'Bs = sum(s^2 / step), twice the model's quadratic term: B is sigma, or sigma times the metric"""
+    noise: Tensor | None = None
+    """(g - v)'s, what the direction takes out of this batch, with a decay x'Cx / 2 less s'Cs / 2; None where v = g, or
+    nobody asks; it belongs to f, and is the last for that"""
 
 
 class Piece(NamedTuple):
@@ -31,9 +34,15 @@ class Piece(NamedTuple):
     """where x is kept"""
     vs: Sequence[Tensor]
     steps: Sequence[Step]
+    gs: Sequence[Tensor] = ()
+    """what v is compared with, where the noise is asked for: the batch's gradient, or v before the decay"""
+    decays: Sequence[Step] = ()
+    """C of the decay, where there is one"""
 
 
 Keep = Callable[[Piece], None]
 """Copies x of a piece to where it is kept, and notes so; to be called before the piece is moved."""
 Way = Callable[[Piece, Regularizer, Keep], Model]
 """x <- x + s for the tensors of one group, in place; returns the scalars of the model."""
+Ways = Sequence[tuple[Way, Sequence[int]]]
+"""Of a group, with the numbers of the tensors that go each of them."""

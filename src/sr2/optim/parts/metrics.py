@@ -23,6 +23,8 @@ from ...regularizers.base import Step
 __all__ = ["AdaGrad", "Adam", "Andrei", "Metric", "RMSprop"]
 
 State = dict[str, Any]
+"""Of one tensor. Beside an average `name` there is its weight, `name_weight`, and there may be room for the next one,
+`name_room`: fresh memory costs more than the arithmetic, on the CPU."""
 
 
 class Metric(ABC):
@@ -83,7 +85,8 @@ class Adam(Metric):
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
     ) -> tuple[list[Tensor], list[State]]:
-        means, news = corrected("square", _squares(gs), states, self.beta)
+        squares = _squares(gs)
+        means, news = corrected("square", squares, states, self.beta, into=squares)
         torch._foreach_sqrt_(means)
         torch._foreach_add_(means, self.eps)
         return means, news
@@ -105,7 +108,7 @@ class RMSprop(Metric):
     def update(
         self, xs: Sequence[Tensor], gs: Sequence[Tensor], states: Sequence[State]
     ) -> tuple[list[Tensor], list[State]]:
-        squares = emas([state.get("square") for state in states], _squares(gs), self.beta)
+        squares = emas("square", _squares(gs), states, self.beta)
         return [r.sqrt().add_(self.eps) for r in squares], [{"square": r} for r in squares]
 
 
@@ -212,25 +215,35 @@ def _squares(gs: Sequence[Tensor]) -> Sequence[Tensor]:
     return torch._foreach_mul(wider, wider)
 
 
-def emas(averages: Sequence[Tensor | None], news: Sequence[Tensor], beta: float) -> list[Tensor]:
-    """beta * average + (1 - beta) * new of each pair, from zero, as new tensors."""
-    pairs = zip(averages, news, strict=True)
+def emas(name: str, news: Sequence[Tensor], states: Sequence[State], beta: float) -> list[Tensor]:
+    """beta * average + (1 - beta) * new of each state, from zero: new tensors, or where there is room."""
+    pairs = [(state.get(name), new) for state, new in zip(states, news, strict=True)]
     olds = [new.new_zeros(()) if average is None else cast(average, new.dtype) for average, new in pairs]
+    rooms = [state.get(f"{name}_room") for state in states]
     # 1 - beta is formed here, in double precision: lerp(new, average, beta) would form it in float32.
+    if all(room is not None and room.dtype == new.dtype for room, new in zip(rooms, news, strict=True)):
+        given = zip(olds, news, rooms, strict=True)
+        return [torch.lerp(old, new, 1 - beta, out=room) for old, new, room in given]
     return list(torch._foreach_lerp(olds, list(news), 1 - beta))
 
 
 def corrected(
-    name: str, news: Sequence[Tensor], states: Sequence[State], beta: float
+    name: str, news: Sequence[Tensor], states: Sequence[State], beta: float, into: Sequence[Tensor] | None = None
 ) -> tuple[list[Tensor], list[State]]:
-    """The averages `name` of the states with these new terms, each over its own weight; and the states to come."""
-    means = emas([state.get(name) for state in states], news, beta)
+    """The averages `name` of the states with these new terms, each over its own weight; and the states to come.
+
+    into: tensors that the former may be written to, on the CPU: there fresh memory costs more than the division.
+    """
+    means = emas(name, news, states, beta)
     # The average of 1 under the same recursion: 1 - beta^t, and right where a state starts later.
     weights = [beta * state.get(f"{name}_weight", 0.0) + (1 - beta) for state in states]
     each = list(zip(means, weights, strict=True))
     # On CUDA torch takes the inverse of a number where it divides one tensor, and not where it divides many.
     at_once = all(mean.is_cpu and not isinstance(weight, Tensor) for mean, weight in each)
-    values = list(torch._foreach_div(means, weights)) if at_once else [mean / weight for mean, weight in each]
+    if at_once and into is not None:
+        values = [torch.div(mean, weight, out=t) for (mean, weight), t in zip(each, into, strict=True)]
+    else:
+        values = list(torch._foreach_div(means, weights)) if at_once else [mean / weight for mean, weight in each]
     return values, [{name: mean, f"{name}_weight": weight} for mean, weight in each]
 
 

@@ -184,7 +184,7 @@ def _one_batch(
         model_of_step = move.to_trial()
         losses, rounding = (f, f, evaluations.at_trial()), optimizer._rounding(f)
         where = (optimizer._processes, optimizer._search.sigma.device)
-        evidence = Evidence.gather(losses, model_of_step, rounding, *where)
+        evidence = Evidence.gather(losses, model_of_step[:4], rounding, *where)
     finally:
         move.put_back()
     accepted = optimizer.rule.judge(evidence, optimizer._search).accepted | (evidence.ss == 0)
