@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sr2 import L1, SR2, L0Ball
+from sr2 import L1, SR2, L0Ball, Ridge
 from sr2.rules import Tolerant
 
 
@@ -43,7 +43,11 @@ def network():
 
 @pytest.mark.parametrize("estimated", [False, True])
 @pytest.mark.parametrize("capturable", [False, True])
-@pytest.mark.parametrize(("R", "longest"), [(None, 1), (L1(1e-6), 5), (L0Ball(density=0.9), math.inf)], ids=str)
+@pytest.mark.parametrize(
+    ("R", "longest"),
+    [(None, 1), (L1(1e-6), 5), (L0Ball(density=0.9), math.inf), (Ridge(1e-6, L0Ball(density=0.9)), math.inf)],
+    ids=str,
+)
 def test_sigma_0_is_at_least_the_usual_one_or_a_fifth_of_it_under_a_penalty(R, longest, capturable, estimated):
     torch.manual_seed(1)
     x, y = torch.randn(32, 10), torch.randint(3, (32,))

@@ -57,7 +57,7 @@ class InParts(Regularizer):
 
     def __init__(self, regularizer: Regularizer, params: Sequence[Tensor], processes: Processes) -> None:
         self.regularizer, self._params, self._processes = regularizer, list(params), processes
-        for name in ("separable", "diagonal", "convex", "rowwise", "strict"):
+        for name in ("separable", "diagonal", "convex", "rowwise", "strict", "penalizes"):
             object.__setattr__(self, name, getattr(regularizer, name))
         self._gathered = [is_part(p) and not (regularizer.rowwise and _has_whole_rows(p)) for p in params]
         first = all(at == 0 for at in processes.mesh.get_coordinate())

@@ -247,7 +247,7 @@ def longest(penalized: Penalized) -> float:
     given = [regularizer for regularizer, _ in penalized if regularizer is not None]
     if not given:
         return 1.0
-    return LONGEST if all(regularizer.penalizes for regularizer in given) else math.inf
+    return LONGEST if all(r.penalizes and not r.strict for r in given) else math.inf
 
 
 def say_absurd(curvature: float, sigma: float) -> None:

@@ -182,7 +182,7 @@ class Scaled(Regularizer):
 
     def __init__(self, regularizer: Regularizer, share: Tensor) -> None:
         self.regularizer, self.share = regularizer, share
-        for name in ("separable", "diagonal", "convex", "rowwise"):
+        for name in ("separable", "diagonal", "convex", "rowwise", "penalizes"):
             object.__setattr__(self, name, getattr(regularizer, name))
 
     def terms_of(self, xs: Sequence[Tensor]) -> list[Tensor]:
