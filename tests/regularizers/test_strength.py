@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from sr2.optim.shards import InParts
 from sr2.regularizers import (
     L0,
     L1,
@@ -185,3 +188,14 @@ def test_a_constraint_of_ones_own_holds_at_any_strength(share: float) -> None:
     inside, outside = torch.ones(3), torch.tensor([1.0, -1.0])
     assert (R.value(inside), R.value(outside)) == (0.0, torch.inf)
     assert R.decrease_of([outside], [R.prox(outside, 1.0)]) == torch.inf
+
+
+@pytest.mark.parametrize(
+    "R", [L0Ball(density=0.5), Ridge(0.1, L0Ball(k=3)), Box(-1.0, 1.0), NM(2, 4), L1(0.1)], ids=str
+)
+def test_what_stands_for_a_regularizer_says_of_itself_what_that_says(R: Regularizer) -> None:
+    """At a share, or where processes have parts: else "auto" takes a budget for a penalty, on some processes only."""
+    processes: Any = SimpleNamespace(mesh=SimpleNamespace(get_coordinate=lambda: [0]), counts=lambda p: True)
+    for other in (R.at_strength(share(0.5)), InParts(R, [X], processes)):
+        for name in ("separable", "convex", "rowwise", "strict", "penalizes"):
+            assert getattr(other, name) == getattr(R, name), f"{name} of {type(other).__name__}"
