@@ -4,7 +4,8 @@ A step takes the share w / sigma of a weight, as AdamW takes lr * weight_decay. 
 about 1 / sigma, the weights of a normalized layer settle where w |x|^2 = 1 / (2 sigma), and a step turns them by
 sqrt(2 w / sigma). w has the unit of 1 / x: "auto" is `SHARE` / size of the weights at x_0.
 So twice as large a start is the same run, in other units. A w for all networks is not: 0.3 is right for a ResNet-18
-whose weights begin at 0.012, and five times too much for a DenseNet-121 that begins at 0.055 (docs/defaults.md).
+whose weights begin at 0.012, and five times too much for a DenseNet-121 that begins at 0.055
+(docs/measured/networks.md).
 
 How much a network should forget depends on how soon it sees an example again. Decay makes the weights an average of the
 updates of the last sigma / w steps, and that window is best counted in epochs (Wang and Aitchison, *How to set AdamW's

@@ -17,7 +17,7 @@ __all__ = ["Follow", "Tolerant"]
 KNOWN = 2.0
 """A predicted decrease of so many times its slack is more than rounding."""
 USUAL = 0.1
-"""A step of this share of the weights' size is usual: AdamW's best learning rates are near it (docs/defaults.md)."""
+"""A step of this share of the weights' size is usual: AdamW's best learning rates are near it (docs/steps.md)."""
 
 
 @dataclass(frozen=True)
