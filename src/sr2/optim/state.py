@@ -158,7 +158,7 @@ class SearchState:
         """The sums by name, as views."""
         return Moments(*self.sums.unbind())
 
-    @property
+    @functools.cached_property
     def figures(self) -> Figures:
         """What the last step saw and did by name, as views."""
         return Figures(*self.seen.unbind())
@@ -291,12 +291,14 @@ class SearchState:
         self.show(groups)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "shown": None}  # a copied tensor counts its versions anew
+        own = {name: value for name, value in self.__dict__.items() if name != "figures"}  # views of `seen`
+        return {**own, "shown": None}  # a copied tensor counts its versions anew
 
     def to(self, device: torch.device | str) -> None:
         """Every number a step changes goes to this device."""
         self.sigma = self.sigma.to(device)
         self.fates, self.sums, self.seen = self.fates.to(device), self.sums.to(device), self.seen.to(device)
+        self.__dict__.pop("figures", None)  # its views
         self.memory = {name: n.to(device) for name, n in self.memory.items()}
         self.share = self.share.to(device)
 
