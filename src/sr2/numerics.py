@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ class Rounding(NamedTuple):
         coarse = 0.0 if rounds is None else 2 * torch.finfo(rounds).eps
         return Rounding(max(torch.finfo(loss).eps, torch.finfo(exact).eps), coarse)
 
-    def slack(self, f: Tensor, f_trial: Tensor) -> Tensor:
+    def slack(self, f: Number, f_trial: Number) -> Number:
         """What rounding may make of f(x) - f(x + s): 10 eps max(1, |f(x)|), or coarse |f| max(1, -log |f|) with
         f = f(x + s), where that is more.
 
@@ -62,13 +63,91 @@ class Rounding(NamedTuple):
         autocast, changes the loss by a share of itself. A small cross-entropy f is e^-m of a margin m that is rounded
         to a share of m, hence the -log. Momentum shifts f(x), and f(x + s) is what was evaluated.
         """
-        size = f_trial.abs()
-        margin = -size.clamp_min(torch.finfo(size.dtype).tiny).log()
-        return torch.maximum(self.fine(f), self.coarse * size * margin.clamp_min(1.0))
+        size = abs(f_trial)
+        tiny = torch.finfo(size.dtype if isinstance(size, Tensor) else torch.float64).tiny
+        return at_least(self.coarse * size * at_least(-by_torch(torch.log, at_least(size, tiny)), 1.0), self.fine(f))
 
-    def fine(self, f: Tensor) -> Tensor:
+    def fine(self, f: Number) -> Number:
         """10 eps max(1, |f(x)|)."""
-        return 10 * self.eps * f.abs().clamp_min(1.0)
+        return 10 * self.eps * at_least(abs(f), 1.0)
+
+
+# ---- the numbers of a decision
+
+Number = Any
+"""A 0-dim tensor, or a Python number where the host has read it: both are IEEE doubles, so the same lines give the same
+bits. A network may be so small that operations on single numbers, as tensors, are a fifth of a step."""
+
+
+class Plain:
+    """What decides, and may do so on plain numbers."""
+
+    plain: ClassVar[bool] = False
+    """Whether its methods take plain numbers in place of 0-dim tensors: they then need the functions below, and no
+    method of a tensor. Each class says it for itself, since a subclass may not."""
+
+    def __init_subclass__(cls, **arguments: object) -> None:
+        super().__init_subclass__(**arguments)
+        cls.plain = cls.__dict__.get("plain", False)
+
+
+def read(numbers: Sequence[Tensor]) -> list[float]:
+    """0-dim tensors as plain numbers, in one read of a device."""
+    if all(n.is_cpu for n in numbers):
+        return [float(n.item()) for n in numbers]
+    found: list[float] = stacked(numbers).tolist()
+    return found
+
+
+def where(flag: Number, this: Number, other: Number) -> Number:
+    """`this` where the flag is true, else `other`."""
+    return torch.where(flag, this, other) if isinstance(flag, Tensor) else this if flag else other
+
+
+def finite(*numbers: Number) -> Number:
+    """Whether each of them is."""
+    if not isinstance(numbers[0], Tensor):
+        return all(map(math.isfinite, numbers))
+    return torch.stack(numbers).isfinite().all() if len(numbers) > 1 else numbers[0].isfinite()
+
+
+def at_least(x: Number, least: Number) -> Number:
+    """The larger one; NaN where x is."""
+    return x.clamp_min(least) if isinstance(x, Tensor) else max(x, least)
+
+
+def between(x: Number, low: float, high: float) -> Number:
+    """The nearest number that is."""
+    return x.clamp(low, high) if isinstance(x, Tensor) else min(max(x, low), high)
+
+
+def as_tensor(x: Number) -> Tensor:
+    """x as a tensor, on the host if it was none: in double precision, or an integer."""
+    if isinstance(x, Tensor):
+        return x
+    return torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None, device="cpu")
+
+
+def double(x: Number) -> Number:
+    """x in double precision; it may be an integer."""
+    return x.double() if isinstance(x, Tensor) else float(x)
+
+
+def by_torch(function: Callable[[Tensor], Tensor], x: Number) -> Number:
+    """`function` of x; Python's log and sqrt may round otherwise than torch's."""
+    return function(x) if isinstance(x, Tensor) else float(function(vector([x])))
+
+
+def vector(numbers: Sequence[Number], dtype: torch.dtype = torch.float64) -> Tensor:
+    """All of them as one tensor, beside those that are tensors."""
+    like = next((n for n in numbers if isinstance(n, Tensor)), None)
+    if like is None:
+        return torch.tensor(numbers, dtype=dtype, device="cpu")
+
+    def tensor(n: Number) -> Tensor:  # no copy from the host, which a CUDA graph could not hold
+        return n.to(dtype) if isinstance(n, Tensor) else torch.full((), n, dtype=dtype, device=like.device)
+
+    return torch.stack([tensor(n) for n in numbers])
 
 
 # ---- sums

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import L0, L1, SR2, L0Ball, param_groups
+from sr2.optim.state import SearchState
 from tests.optimizers import OPTIMIZERS, SETS, named
 from tests.tools import remembered, same_bits
 
@@ -291,3 +292,17 @@ def test_a_hook_may_give_another_state_to_load(dtype):
         assert other.state[p].keys() == first.state[p].keys()
         for name, value in first.state[p].items():
             assert torch.equal(torch.as_tensor(other.state[p][name]), torch.as_tensor(value)), name
+
+
+def test_the_figures_of_a_copy_are_its_own():
+    """They are views of one vector, by name."""
+    state = SearchState.start(1.0, {}, None)
+    before = state.figures
+    other = copy.deepcopy(state)
+    other.seen.fill_(2.0)
+    assert [float(n) for n in other.figures] == [2.0] * 9
+    assert all(bool(n.isnan()) for n in (*before, *state.figures))
+    state.seen.fill_(3.0)
+    assert [float(n) for n in before] == [3.0] * 9
+    state.to("meta")
+    assert {n.device.type for n in state.figures} == {"meta"}

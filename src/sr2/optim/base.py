@@ -171,6 +171,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
             if group["regularizer"] is not None:
                 trained = [p for p in group["params"] if p.requires_grad]
                 group["regularizer"] = bound(group["regularizer"], trained, self._processes)
+        self._dtypes = {p.dtype for p in self._all_parameters()}
         self._in_force = [self._strengthened(*pair) for pair in self._penalized()]
         self._bound = self._trained()
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..numerics import Number, finite
 from .moves.base import Move, Proposal
 from .parts.rules import Evidence
 from .processes import Processes
@@ -17,30 +18,31 @@ class LeftDomainError(Exception):
     """x is no longer where R is finite: the user, or another R, has moved it."""
 
 
-def sound_at_x(evidence: Evidence, move: Move, together: Processes, *, capturable: bool) -> Tensor:
-    """Whether f and its gradient are finite at x_t, as a 0-dim tensor; on the host it is an error if they are not.
+def sound_at_x(evidence: Evidence, move: Move, together: Processes, *, capturable: bool) -> Number:
+    """Whether f and its gradient are finite at x_t; on the host it is an error if they are not.
 
     v's is not finite where g is not, or where only the prox is not: the latter is a rejection.
     """
     loss, f, vs = evidence.loss, evidence.f, evidence.vs
     if capturable:
-        finite = gradients_are_finite(move.proposals).to(vs.device)
-        return loss.isfinite() & f.isfinite() & (vs.isfinite() | finite)
+        of_g: Number = gradients_are_finite(move.proposals)
+        of_g = of_g.to(vs.device) if isinstance(vs, Tensor) else bool(of_g)
+        return finite(loss) & finite(f) & (finite(vs) | of_g)
     broken = None
-    if not loss.isfinite():
+    if not finite(loss):
         broken = f"the loss at x_t is {float(loss)}"
-    elif not f.isfinite():
+    elif not finite(f):
         broken = f"the objective at x_t is {float(f)}"
-    elif not vs.isfinite() and not together.all(gradients_are_finite(move.proposals)):
+    elif not finite(vs) and not together.all(gradients_are_finite(move.proposals)):
         broken = f"the loss at x_t is finite ({float(loss):g}) and its gradient is not"
-    elif not evidence.dR.isfinite() and starts_outside(move, together):
+    elif not finite(evidence.dR) and starts_outside(move, together):
         raise LeftDomainError
     if broken:
         raise FloatingPointError(
             f"{broken}; x, sigma and all state are as before the step: skip this batch, or look for what is not "
             "finite in the data or the model"
         )
-    return loss.isfinite()
+    return finite(loss)
 
 
 def starts_outside(move: Move, together: Processes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,6 +43,15 @@ class StepInfo:
     """f(x) - f(x + s) + R(x) - R(x + s), and with momentum + (g - v)'s."""
     step_norm: float
     """|s_t|, of the step that was tried."""
+
+
+class Read(NamedTuple):
+    """A search as the host has read it: plain numbers."""
+
+    sigma: float
+    memory: Mapping[str, float]
+    steps: int
+    """How many were taken."""
 
 
 class Counts(NamedTuple):

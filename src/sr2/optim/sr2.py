@@ -198,8 +198,8 @@ class SR2(Reading, ProximalOptimizer):
             hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
         state.follow(self.schedule, outcome, self.param_groups)
         if self.averaging is not None and tested:  # what is kept on trust counts where it has passed a test
-            t = state.steps_after(outcome)
-            self.averaging.update(self._parameters(), self.state, t, move.toward, state.memory.get(LATEST))
+            latest = state.memory.get(LATEST)
+            self.averaging.update(self._parameters(), self.state, outcome.steps, move.toward, latest)
         f.look(outcome, self.rule, asks=self.testing is None)
         return loss
 
@@ -225,24 +225,27 @@ class SR2(Reading, ProximalOptimizer):
         state, losses, rounding = self._search, f.losses(model.noise), self._rounding(f.loss)
         if isinstance(move, FusedMove) and self.capturable and not self._processes.several and self.rule.constants:
             return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested)
-        where = (self._processes, state.sigma.device)
-        evidence = Evidence.gather(losses, model[:4], rounding, *where, reaching=self._reaching)
+        together, plain = self._processes, self.rule.plain and not self.capturable
+        where = (together, state.sigma.device)
+        evidence = Evidence.gather(losses, model[:4], rounding, *where, reaching=self._reaching, plain=plain)
+        searched = state.read() if plain else state
         if not f.tested:
-            return on_trust(evidence, move, self.rule, state, self.sigma_min, self._processes, self.capturable)
+            given = (searched, self.sigma_min, together, self.capturable)
+            return on_trust(evidence, move, self.rule, *given, away=state.pace.away)
         if self.batch_growth is not None and state.batch is not None:
             noise = self._noise.estimate(self._processes) if f.objective is None and self._noise else 0.0
             larger = self.batch_growth.larger(evidence, state.batch, noise)
             if larger is not None:  # assumption 3 fails: s = 0 as in Algorithm 1, and the next batch is larger
                 state.batch = larger
-                return Outcome.called_off(evidence, state)
+                return Outcome.called_off(evidence, searched)
         sound = evidence.all_finite
         if self.capturable or not sound:
-            sound = sound_at_x(evidence, move, self._processes, capturable=self.capturable or state.pace.away)
-        verdict = self.rule.judge(evidence, state)
-        return Outcome.of(verdict, evidence, sound, state, self.sigma_min, self.rule.forgets)
+            sound = sound_at_x(evidence, move, together, capturable=self.capturable or state.pace.away)
+        verdict = self.rule.judge(evidence, searched)
+        return Outcome.of(verdict, evidence, sound, searched, self.sigma_min, self.rule.forgets)
 
     def _rounding(self, loss: Tensor) -> Rounding:
-        return Rounding.of(loss.dtype, (x.dtype for x in self._all_parameters()), self.autocast or self._watch.autocast)
+        return Rounding.of(loss.dtype, self._dtypes, self.autocast or self._watch.autocast)
 
     def _twice(self, closure: Closure | None, objective: Closure | None, tested: bool = True) -> TwoEvaluations:
         """The two evaluations of a step; an interrupt leaves x, buffers and generators as before it."""

@@ -11,41 +11,42 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..numerics import Number, as_tensor, at_least, by_torch, finite, vector, where
 from ..regularizers.base import Step
 from ..telling import tell
 from .parts.decay import MOST_AT_ONCE, share
-from .parts.rules import Evidence, Verdict
+from .parts.rules import Evidence, Searched, Verdict
 from .parts.schedules import Reach, Schedule
 from .parts.testing import LARGEST, Pace
-from .records import Counts, Figures, Moments, StepInfo
+from .records import Counts, Figures, Moments, Read, StepInfo
 from .theory.stationarity import FORGET
 
 
 class Outcome(NamedTuple):
-    """What becomes of a step, as 0-dim tensors."""
+    """What becomes of a step: 0-dim tensors, or plain numbers where the evidence has them."""
 
-    accepted: Tensor
-    null: Tensor
+    accepted: Number
+    null: Number
     """s = 0, or called off: neither accepted nor rejected, and sigma stays."""
-    sound: Tensor
+    sound: Number
     """f and its gradient are finite at x."""
-    learns: Tensor
+    learns: Number
     """Momentum and metric take this batch in: it is sound, and accepted where the rule forgets what it rejects."""
-    rho: Tensor
-    sigma: Tensor
+    rho: Number
+    sigma: Number
     evidence: Evidence | None
     """What it was judged by; None where a kernel has judged, and written the state itself."""
-    memory: Mapping[str, Tensor]
+    memory: Mapping[str, Number]
     tested: bool = True
     """False: x + s was not evaluated."""
     failed: Tensor | None = None
     """Neither accepted nor null, where a kernel has said so."""
-    steps: Tensor | None = None
-    """How many were taken with this one, where a kernel has counted."""
+    steps: Number = None
+    """How many were taken with this one."""
 
     @staticmethod
     def of(
-        verdict: Verdict, evidence: Evidence, sound: Tensor, state: SearchState, sigma_min: float, forgets: bool = False
+        verdict: Verdict, evidence: Evidence, sound: Number, state: Searched, sigma_min: float, forgets: bool = False
     ) -> Outcome:
         """The rule's verdict, but for null steps, batches that are not finite at x, and points outside R's domain."""
         if not isinstance(verdict, Verdict):
@@ -53,33 +54,33 @@ class Outcome(NamedTuple):
         still = evidence.ss == 0
         null = still & sound
         # x has left the domain of R, F(x) is infinite, and x + s is back in it: any finite F is less.
-        enters = evidence.dR.isposinf() & evidence.f_trial.isfinite() & sound
-        judged = sound & ~(null | enters)
+        enters = (evidence.dR == math.inf) & finite(evidence.f_trial) & sound
+        judged = sound ^ (null | enters)
         # Between tests x may have come on trust to where f is not finite: with the same sigma it would come there anew.
-        moves_sigma = judged | ~sound if LARGEST in state.memory else judged
+        moves_sigma = judged | (sound ^ True) if LARGEST in state.memory else judged
         accepted = (verdict.accepted & judged) | enters
         return Outcome(
             accepted=accepted,
             null=null,
             sound=sound,
             learns=sound & (accepted | null) if forgets else sound,
-            rho=torch.where(still, math.nan, verdict.rho),
-            sigma=torch.where(moves_sigma, verdict.sigma.clamp_min(sigma_min), state.sigma),
+            rho=where(still, math.nan, verdict.rho),
+            sigma=where(moves_sigma, at_least(verdict.sigma, sigma_min), state.sigma),
             evidence=evidence,
-            memory={name: torch.where(judged, new, state.memory[name]) for name, new in verdict.memory.items()},
+            memory={name: where(judged, new, state.memory[name]) for name, new in verdict.memory.items()},
+            steps=state.steps + 1,
         )
 
     @staticmethod
-    def called_off(evidence: Evidence, state: SearchState) -> Outcome:
+    def called_off(evidence: Evidence, state: Searched) -> Outcome:
         """Algorithm 1's s = 0 where the batch does not meet assumption 3: nothing is learnt from it."""
-        no, yes = torch.zeros_like(evidence.ss, dtype=torch.bool), torch.ones_like(evidence.ss, dtype=torch.bool)
-        return Outcome(no, yes, no, no, torch.full_like(evidence.ss, math.nan), state.sigma, evidence, {})
+        return Outcome(False, True, False, False, math.nan, state.sigma, evidence, {}, steps=state.steps + 1)
 
 
-def sums_after(sums: Tensor, ss: Tensor, counts: Tensor) -> Tensor:
-    """The sums behind `Moments` after one more step, where the 0-dim tensor `counts` is true; no host read."""
-    one = torch.ones_like(ss)
-    return torch.where(counts, _left_of_sums(sums.device) * sums + torch.stack([one, one, ss, ss * ss]), sums)
+def sums_after(sums: Tensor, ss: Number, counts: Number) -> Tensor:
+    """The sums behind `Moments` after one more step, where `counts` is true; no host read."""
+    after: Tensor = where(counts, _left_of_sums(sums.device) * sums + vector([1.0, 1.0, ss, ss * ss]), sums)
+    return after
 
 
 @functools.cache
@@ -101,7 +102,8 @@ class SearchState:
     """How many steps had each fate, in the order of `Counts`."""
     sums: Tensor
     """Of |s|^2 over accepted steps, behind `stationarity`, in the order of `Moments`."""
-    figures: Figures
+    seen: Tensor
+    """What the last step saw and did, in the order of `Figures`."""
     memory: dict[str, Tensor]
     """What the rule, the schedule and the tests remember, by name."""
     share: Tensor
@@ -134,7 +136,7 @@ class SearchState:
             sigma=_float(math.nan if sigma is None else sigma),
             fates=torch.zeros(len(Counts._fields), dtype=torch.int64, device="cpu"),
             sums=torch.zeros(len(Moments._fields), dtype=torch.float64, device="cpu"),
-            figures=Figures(*(_float(math.nan) for _ in Figures._fields)),
+            seen=torch.full((len(Figures._fields),), math.nan, dtype=torch.float64, device="cpu"),
             memory={name: _float(value) for name, value in memory.items()},
             share=_float(1.0),
             sigma_known=sigma is not None,
@@ -156,9 +158,14 @@ class SearchState:
         """The sums by name, as views."""
         return Moments(*self.sums.unbind())
 
-    def steps_after(self, outcome: Outcome) -> Tensor:
-        """`steps`, once this outcome is recorded."""
-        return self.steps if outcome.steps is None else outcome.steps
+    @functools.cached_property
+    def figures(self) -> Figures:
+        """What the last step saw and did by name, as views."""
+        return Figures(*self.seen.unbind())
+
+    def read(self) -> Read:
+        """What rules and schedules may see of it, for those that take plain numbers."""
+        return Read(float(self.sigma), {name: float(n) for name, n in self.memory.items()}, sum(self.fates.tolist()))
 
     def decay_of(self, group: Mapping[str, Any], usual: float = math.inf) -> Step:
         """w of the decay w x'Dx / 2 of a group: a step takes at most w / usual of a weight, or `MOST_AT_ONCE` under R.
@@ -206,33 +213,35 @@ class SearchState:
         if evidence is None:
             return
         accepted, null, sound, tested = outcome.accepted, outcome.null, outcome.sound, outcome.tested
-        passed, no = sound & (accepted | null), torch.zeros_like(sound)
+        passed = sound & (accepted | null)
         if tested:
-            fates = Counts(accepted, sound ^ passed, null, ~(sound | null), no)
+            fates = (accepted, sound ^ passed, null, (sound | null) ^ True, False)  # as in `Counts`
         else:  # what fails is put back, as where a test rejects it
-            fates = Counts(no, ~sound, null, no, accepted)
-        self.fates += torch.stack(fates)
-        self.sigma.copy_(outcome.sigma)
+            fates = (False, sound ^ True, null, False, accepted)
+        self.fates += vector(fates, torch.int64)
+        self.sigma.fill_(outcome.sigma)
         for name, value in outcome.memory.items():
-            self.memory[name].copy_(value)
+            self.memory[name].fill_(value)
         if tested:
             self.sums.copy_(sums_after(self.sums, evidence.ss, passed))
         if tested and (largest := self.memory.get(LARGEST)) is not None:
-            larger = torch.maximum(largest, evidence.loss.abs())
+            size = abs(evidence.loss)
+            larger = torch.where(size > largest, size, largest)
             largest.copy_(torch.where(passed | (sound & (largest == 0)), larger, largest))
-        norm, judged = evidence.ss.sqrt(), (evidence.predicted, evidence.actual)
+        norm, judged = by_torch(torch.sqrt, evidence.ss), (evidence.predicted, evidence.actual)
         numbers = (evidence.loss, evidence.f_trial, outcome.rho, outcome.sigma, *judged, norm, accepted, null)
-        torch._foreach_copy_(list(self.figures), numbers)
+        self.seen.copy_(vector(numbers))
 
     def follow(self, schedule: Schedule | None, outcome: Outcome, groups: Sequence[dict[str, Any]]) -> None:
         """sigma of the next step by the schedule; not before it is known, as after a first batch that was broken."""
         if schedule is not None and self.sigma_known:
-            t = self.steps_after(outcome)
-            sigma, memory = schedule.apply(self.sigma, t, self.memory)
+            t, plain = outcome.steps, schedule.plain and not isinstance(outcome.steps, Tensor)
+            now = self.read() if plain else self
+            sigma, memory = schedule.apply(now.sigma, t if plain else as_tensor(t), now.memory)
             for number in (self.sigma, self.figures.sigma):
-                number.copy_(sigma)
+                number.fill_(sigma)
             for name, value in memory.items():
-                self.memory[name].copy_(value)
+                self.memory[name].fill_(value)
             if self.end is not None and self.lr is None:
                 self._past(self.end, int(t))
         self.show(groups)
@@ -266,7 +275,7 @@ class SearchState:
 
     def last_step(self) -> StepInfo | None:
         """The figures as numbers, None before the first step; waits for the device."""
-        *numbers, accepted, null = torch.stack(self.figures).tolist()
+        *numbers, accepted, null = self.seen.tolist()
         if math.isnan(null):
             return None
         loss, trial_loss, rho, sigma, predicted, actual, norm = numbers
@@ -282,13 +291,14 @@ class SearchState:
         self.show(groups)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "shown": None}  # a copied tensor counts its versions anew
+        own = {name: value for name, value in self.__dict__.items() if name != "figures"}  # views of `seen`
+        return {**own, "shown": None}  # a copied tensor counts its versions anew
 
     def to(self, device: torch.device | str) -> None:
         """Every number a step changes goes to this device."""
         self.sigma = self.sigma.to(device)
-        self.fates, self.sums = self.fates.to(device), self.sums.to(device)
-        self.figures = Figures(*(n.to(device) for n in self.figures))
+        self.fates, self.sums, self.seen = self.fates.to(device), self.sums.to(device), self.seen.to(device)
+        self.__dict__.pop("figures", None)  # its views
         self.memory = {name: n.to(device) for name, n in self.memory.items()}
         self.share = self.share.to(device)
 

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..numerics import capturing, local
+from ..numerics import at_least, capturing, finite, local, where
 from .broken import sound_at_x
 from .moves.base import Move
 from .parts.metrics import State
-from .parts.rules import Evidence, Rule
+from .parts.rules import Evidence, Rule, Searched
 from .parts.testing import FAR, LARGEST, Pace, Testing
 from .processes import Processes
 from .state import Outcome, SearchState
@@ -47,33 +47,39 @@ def on_trust(
     evidence: Evidence,
     move: Move,
     rule: Rule,
-    state: SearchState,
+    state: Searched,
     sigma_min: float,
     together: Processes,
     capturable: bool,
+    *,
+    away: bool = False,
 ) -> Outcome:
-    """What becomes of a step without a trial; one that fails is to the rule a trial that is not finite."""
-    if not capturable and not state.pace.away and not evidence.all_finite:
+    """What becomes of a step without a trial; one that fails is to the rule a trial that is not finite.
+
+    away: x has moved on trust since the last test (`Pace`).
+    """
+    if not capturable and not away and not evidence.all_finite:
         # An error: x is where a test has passed, so this batch is broken.
         sound_at_x(evidence, move, together, capturable=False)
-    sound = evidence.loss.isfinite() & evidence.vs.isfinite() & evidence.ss.isfinite()
+    sound = finite(evidence.loss, evidence.vs, evidence.ss)
     largest = state.memory[LARGEST]
     sound = sound & ((evidence.loss <= FAR * largest) | (largest == 0))  # of 0, as of a hinge, nothing is ten times
-    evidence = replace(evidence, f_trial=torch.where(sound, math.nan, math.inf))
+    evidence = replace(evidence, f_trial=where(sound, math.nan, math.inf))
     null = (evidence.ss == 0) & sound
     fails = capturable or not sound  # where the host sees that it does not, the rule need not be asked
-    higher = rule.judge(evidence, state).sigma.clamp_min(sigma_min) if fails else state.sigma
-    lower = rule.on_trust(state.sigma).clamp_min(sigma_min)
+    higher = at_least(rule.judge(evidence, state).sigma, sigma_min) if fails else state.sigma
+    lower = at_least(rule.on_trust(state.sigma), sigma_min)
     return Outcome(
-        accepted=sound & ~null,
+        accepted=sound ^ null,
         null=null,
         sound=sound,
         learns=sound,
-        rho=torch.full_like(evidence.ss, math.nan),
-        sigma=torch.where(sound, torch.where(null, state.sigma, lower), higher),
+        rho=math.nan,
+        sigma=where(sound, where(null, state.sigma, lower), higher),
         evidence=evidence,
         memory={},
         tested=False,
+        steps=state.steps + 1,
     )
 
 
@@ -88,7 +94,7 @@ def hold(
                 raise RuntimeError("test_every needs a step before a CUDA graph is captured")
             states[p][NAME] = x.detach().clone(memory_format=torch.preserve_format)
     points = [states[p][NAME] for p in params]
-    failed = ~(outcome.accepted | outcome.null) if outcome.failed is None else outcome.failed
+    failed = (outcome.accepted | outcome.null) ^ True if outcome.failed is None else outcome.failed
     move.take_if(failed, xs, points)
     if outcome.tested:  # x is the point that has passed, or the one that had
         torch._foreach_copy_(points, list(xs))

@@ -109,10 +109,9 @@ class TwoEvaluations:
             self._start = self._before if [p._version for p in self._parameters] == versions else self._after
         if not self._capturing:
             self._randomness_after = Randomness(self._devices)
-        drew = not self._capturing and self._randomness_after != self._randomness
-        alone = self._capturing and self._twin is None
-        if self._watch is not None and (drew or alone):
-            self._watch.at_x(drew=drew, captured_alone=alone)
+        if self._watch is not None and self._capturable:  # a step that may be captured later
+            drew = not self._capturing and self._randomness_after != self._randomness
+            self._watch.at_x(drew=drew, captured_alone=self._capturing and self._twin is None)
         self.f = self.loss if self.objective is None else self._evaluate(self.objective)
         return self.loss
 
@@ -247,9 +246,8 @@ class TwoEvaluations:
 class Buffers:
     """A copy of every buffer of a module, to be put back: contents, and identity where a forward rebinds a buffer."""
 
-    @torch.no_grad()
     def __init__(self, module: nn.Module | None) -> None:
-        owners = [] if module is None else [m._buffers for m in module.modules() if m._buffers]
+        owners = [] if module is None else [m._buffers for m in _modules(module) if m._buffers]
         self._slots = [(owner, name, b) for owner in owners for name, b in owner.items()]
         kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for b in (local(b) for _, _, b in self._slots if b is not None):
@@ -311,6 +309,17 @@ def untouched(module: nn.Module | None, parameters: Sequence[Tensor]) -> Iterato
         buffers.restore()
         randomness.restore()
         torch.clear_autocast_cache()
+
+
+def _modules(module: nn.Module) -> list[nn.Module]:
+    """Each once, as `modules()` has them, which makes their names on the way."""
+    found, known = [module], {module}
+    for m in found:
+        for child in m._modules.values():
+            if child is not None and child not in known:
+                known.add(child)
+                found.append(child)
+    return found
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ...numerics import Number, as_tensor
 from ...telling import tell
 from ..parts.rules import Rule
 from .signs import LOW, Gradients, Signs, accumulated_by_accelerate, in_forwards, in_graph, is_average, scaled
@@ -127,8 +128,9 @@ class ClosureWatch:
                 "capture with sr2.optim.CapturedStep, which makes both evaluations draw the same"
             )
 
-    def unmoved(self, loss: Tensor, vs: Tensor) -> None:
+    def unmoved(self, loss: Number, vs: Number) -> None:
         """The loss at x + s was that at x to the bit: it must have changed where the model promises so, -v's."""
+        loss = as_tensor(loss)
         self.unmoved_steps = self.unmoved_steps + 1 if bool(-vs > 10 * self._slack(loss)) else 0
         if self.unmoved_steps == UNMOVED:
             tell(
@@ -136,7 +138,7 @@ class ClosureWatch:
                 f"where a change of {float(vs):g} was promised: is the network called inside the closure?"
             )
 
-    def no_loss(self, f: Tensor) -> None:
+    def no_loss(self, f: Number) -> None:
         """f is not finite at x + s. A network with no finite loss anywhere near x moves no more, whatever sigma is."""
         self.not_finite += 1
         if self.not_finite == STILL:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...checks import check_number
-from ...numerics import capturing, cast, is_expanded, local, wide
+from ...numerics import Number, Plain, as_tensor, capturing, cast, double, is_expanded, local, wide
 from ...telling import called_by_us, tell
 from ..processes import ALONE, Processes
 from .metrics import State
@@ -23,21 +23,21 @@ __all__ = ["Averaging", "Polynomial"]
 NAME = "average"
 """Of the average in a parameter's state."""
 
-Toward = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], None]
+Toward = Callable[[Sequence[Tensor], Sequence[Tensor], Number], None]
 
 
-class Averaging(ABC):
+class Averaging(Plain, ABC):
     """How much the newest iterate counts."""
 
     @abstractmethod
-    def weight(self, t: Tensor) -> Tensor:
+    def weight(self, t: Number) -> Number:
         """The weight of x_t in the average of x_1, ..., x_t: a 0-dim tensor, without a host read."""
 
     def update(
         self,
         params: Sequence[Tensor],
         states: Mapping[Any, State],
-        t: Tensor,
+        t: Number,
         toward: Toward,
         latest: Tensor | None = None,
     ) -> None:
@@ -51,18 +51,18 @@ class Averaging(ABC):
             toward: does it, given the averages, x and the weight, as `move_toward`.
             latest: the step at which x counted last, where not all do (`test_every`); x stands for those in between.
         """
-        xs = [local(p) for p in params]
-        for p, x in zip(params, xs, strict=True):
-            if NAME not in states[p]:
+        xs, mine = [local(p) for p in params], [states[p] for p in params]
+        for x, state in zip(xs, mine, strict=True):
+            if NAME not in state:
                 if capturing():
                     raise RuntimeError("an average needs a step before a CUDA graph is captured")
                 first = x.detach().clone(memory_format=torch.preserve_format)  # also where x joins late
-                states[p][NAME] = wide(first)
-        weight = self.weight(t)
+                state[NAME] = wide(first)
+        weight = self.weight(t if self.plain else as_tensor(t))
         if latest is not None:
             weight = 1 - (1 - weight) ** (t - latest)
-            latest.copy_(t)
-        toward([states[p][NAME] for p in params], [wide(x) for x in xs], weight)
+            latest.fill_(t)
+        toward([state[NAME] for state in mine], [wide(x) for x in xs], weight)
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,16 @@ class Polynomial(Averaging):
     """
 
     k: float = 8.0
+    plain = True
 
     def __post_init__(self) -> None:
         check_number(self, "k", self.k, 0)
 
-    def weight(self, t: Tensor) -> Tensor:
-        return (self.k + 1) / (self.k + t.double())
+    def weight(self, t: Number) -> Number:
+        return (self.k + 1) * (1 / (self.k + double(t)))  # as torch rounds a number over a tensor
 
 
-def move_toward(averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Tensor, *, looking: bool) -> None:
+def move_toward(averages: Sequence[Tensor], xs: Sequence[Tensor], weight: Number, *, looking: bool) -> None:
     """Averages go this share of the way to x: in one pass where the host may look at the weight, else in three."""
     xs = [cast(x, average.dtype) for x, average in zip(xs, averages, strict=True)]
     if looking:

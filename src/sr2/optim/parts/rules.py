@@ -3,7 +3,8 @@
 Here is what every rule is made of, and `Ratio`, Algorithm 1's own; all others are in `steering.py`.
 
 A rule of one's own subclasses `Rule` and writes `judge`, out of 0-dim tensors and without looking at them, so that
-the same lines serve on the host, on a device and in a CUDA graph:
+the same lines serve on the host, on a device and in a CUDA graph. Those of this library are given plain numbers where
+the host decides (`Rule.plain`).
 
 >>> from torch import nn
 >>> from sr2 import SR2
@@ -34,7 +35,7 @@ import torch
 from torch import Tensor
 
 from ...checks import is_real, shown
-from ...numerics import Rounding
+from ...numerics import Number, Plain, Rounding, finite, read, stacked, where
 from ..processes import Processes
 
 __all__ = ["Constants", "Evidence", "Ratio", "Rule", "Verdict"]
@@ -43,32 +44,32 @@ GAMMA3 = 0.8
 """The paper's, and the fastest that "auto" chooses."""
 GAIN = 2.0
 """What R may gain, about, by one fall of sigma at x_0."""
-_NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+_NOTHING: Mapping[str, Number] = MappingProxyType({})
 
 
 @dataclass(eq=False)
 class Evidence:
-    """What was seen of one step: 0-dim float64 tensors, on the host or on the device, the same on all processes."""
+    """What was seen of one step, the same on all processes: 0-dim float64 tensors, or floats that the host has read."""
 
-    loss: Tensor
+    loss: Number
     """The closure's loss at x."""
-    f: Tensor
+    f: Number
     """f(x), as it is compared with f_trial: the loss, or the full objective, with momentum + (g - v)'s."""
-    f_trial: Tensor
+    f_trial: Number
     """f(x + s)."""
-    vs: Tensor
+    vs: Number
     """v's, what the model promises of f."""
-    dR: Tensor
+    dR: Number
     """R(x) - R(x + s); to first order, v's + s'Bs, where R(x) is infinite because a budget has shrunk (`Reach`)."""
-    ss: Tensor
+    ss: Number
     """|s|^2."""
-    sBs: Tensor
+    sBs: Number
     """s'Bs, twice the model's quadratic term: B is sigma, or sigma times the metric."""
-    slack: Tensor
+    slack: Number
     """What rounding may make of f(x) - f(x + s), at the worst."""
-    fine: Tensor
+    fine: Number
     """The same without what autocast rounds, which is no bound but noise, with a mean of about 0."""
-    all_finite: Tensor
+    all_finite: Number
     """Whether each of the numbers is."""
 
     @staticmethod
@@ -80,6 +81,7 @@ class Evidence:
         device: torch.device,
         *,
         reaching: bool = False,
+        plain: bool = False,
     ) -> Evidence:
         """One reduction point, so that processes agree; and the one host read of a step, where the host decides.
 
@@ -90,39 +92,40 @@ class Evidence:
             together: the processes that decide.
             device: where decisions are made.
             reaching: where R(x) is infinite the budget has shrunk, and R's decrease is v's + s'Bs (see `Reach`).
+            plain: read them, since the host decides and the rule takes floats.
         """
-        values, sums = torch.stack([t.to(model[0].device, torch.float64) for t in losses]), torch.stack(list(model))
         if together.groups:
-            values, sums = together.mean(values), together.sum(sums)
+            values = torch.stack([t.to(model[0].device, torch.float64) for t in losses])
+            losses, model = together.mean(values).unbind(), together.sum(torch.stack(list(model))).unbind()
+        numbers = [*model, *losses]
+        vs, dR, ss, sBs, loss, f, f_trial = read(numbers) if plain else stacked(numbers).to(device).unbind()
         if reaching:
-            vs, dR, ss, sBs = sums.unbind()
-            sums = torch.stack([vs, torch.where(dR.isposinf(), vs + sBs, dR), ss, sBs])
-        numbers = torch.cat([values, sums]).to(device)
-        loss, f, f_trial, vs, dR, ss, sBs = numbers.unbind()
+            dR = where(dR == math.inf, vs + sBs, dR)
+        seen = (loss, f, f_trial, vs, dR, ss, sBs)
         fine = rounding.fine(f)
         slack = rounding.slack(f, f_trial) if rounding.coarse else fine
-        return Evidence(loss, f, f_trial, vs, dR, ss, sBs, slack, fine, numbers.isfinite().all())
+        return Evidence(*seen, slack, fine, finite(*seen))
 
     @cached_property
-    def actual(self) -> Tensor:
+    def actual(self) -> Number:
         """f(x) - f(x + s) + R(x) - R(x + s)."""
         return self.f - self.f_trial + self.dR
 
     @cached_property
-    def predicted(self) -> Tensor:
+    def predicted(self) -> Number:
         """R(x) - R(x + s) - v's."""
         return self.dR - self.vs
 
     @property
-    def curvature(self) -> Tensor:
+    def curvature(self) -> Number:
         """2 (f(x + s) - f(x) - v's) / s'Bs: the curvature of f along s, as a share of the model's. Without R, rho is
         1 - curvature / 2."""
         return 2 * (self.f_trial - self.f - self.vs) / self.sBs
 
     @cached_property
-    def finite(self) -> Tensor:
+    def finite(self) -> Number:
         """Whether the trial can be compared at all."""
-        return torch.stack([self.actual, self.predicted, self.ss]).isfinite().all()
+        return finite(self.actual, self.predicted, self.ss)
 
     @property
     def compared(self) -> Compared:
@@ -134,30 +137,30 @@ class Evidence:
 class Compared(NamedTuple):
     """The two decreases whose quotient is rho, each with the rounding slack: ask for it once per step."""
 
-    actual: Tensor
-    predicted: Tensor
-    finite: Tensor
-    usable: Tensor
+    actual: Number
+    predicted: Number
+    finite: Number
+    usable: Number
     """Finite, and a decrease was predicted: else there is no rho."""
 
-    def at_least(self, eta: float) -> Tensor:
+    def at_least(self, eta: float) -> Number:
         """rho >= eta, without dividing; false where there is no rho."""
         return self.usable & (self.actual >= eta * self.predicted)
 
     @property
-    def rho(self) -> Tensor:
+    def rho(self) -> Number:
         """actual / predicted; NaN where there is none."""
-        return torch.where(self.usable, self.actual / self.predicted, math.nan)
+        return self.actual / where(self.usable, self.predicted, math.nan)
 
 
 class Verdict(NamedTuple):
-    """The fate of a step, as 0-dim tensors."""
+    """The fate of a step: 0-dim tensors, or plain numbers where the evidence has them."""
 
-    accepted: Tensor
-    sigma: Tensor
+    accepted: Number
+    sigma: Number
     """Of the next step; SR2 keeps it at sigma_min or above."""
-    rho: Tensor
-    memory: Mapping[str, Tensor] = _NOTHING
+    rho: Number
+    memory: Mapping[str, Number] = _NOTHING
     """New values of what the rule remembers."""
 
 
@@ -165,15 +168,15 @@ class Searched(Protocol):
     """What a rule may read of the search so far."""
 
     @property
-    def sigma(self) -> Tensor:
+    def sigma(self) -> Number:
         """sigma_t, with which this step was made."""
 
     @property
-    def memory(self) -> Mapping[str, Tensor]:
+    def memory(self) -> Mapping[str, Number]:
         """What the rule remembers, by name."""
 
     @property
-    def steps(self) -> Tensor:
+    def steps(self) -> Number:
         """How many steps were taken before this one."""
 
 
@@ -192,7 +195,7 @@ class Constants(NamedTuple):
     """A sigma above this one falls at every step that is accepted."""
 
 
-class Rule(ABC):
+class Rule(Plain, ABC):
     """Accept? Next sigma? Null steps (s = 0) and batches that are not finite at x are not its question."""
 
     forgets: ClassVar[bool] = False
@@ -208,7 +211,7 @@ class Rule(ABC):
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         """The verdict on one step. Nothing is written: what a rule remembers goes into the verdict."""
 
-    def on_trust(self, sigma: Tensor) -> Tensor:
+    def on_trust(self, sigma: Number) -> Number:
         """sigma after a step that was kept without a test (`test_every`)."""
         return sigma
 
@@ -271,6 +274,7 @@ class Ratio(Rule):
     gamma1: float = 5.56
     gamma2: float | None = None
     gamma3: float | str = "auto"
+    plain = True
 
     def __post_init__(self) -> None:
         if self.gamma2 is None:
@@ -311,8 +315,8 @@ class Ratio(Rule):
         eta1, eta2, gamma1, gamma2, gamma3, *_ = self._numbers()
         sigma, compared = state.sigma, evidence.compared
         accepted, very = compared.at_least(eta1), compared.at_least(eta2)
-        higher = torch.where(compared.finite, gamma1 * sigma, gamma2 * sigma)
-        sigma = torch.where(very, gamma3 * sigma, torch.where(accepted, sigma, higher))
+        higher = where(compared.finite, gamma1 * sigma, gamma2 * sigma)
+        sigma = where(very, gamma3 * sigma, where(accepted, sigma, higher))
         return Verdict(accepted, sigma, compared.rho)
 
     def way_out(self, rho: float) -> str:

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 
-import torch
-from torch import Tensor
-
 from ...checks import check_integer
+from ...numerics import Number, Plain, at_least, between, double, where
 from ...regularizers.base import Regularizer
 
 __all__ = ["Cooldown", "Reach", "Schedule"]
@@ -26,11 +24,11 @@ SOON = (100, 200)
 """Where that number is not known either, a budget shrinks over these steps: few, so that a short run reaches it too."""
 
 
-class Schedule(ABC):
+class Schedule(Plain, ABC):
     """Changes sigma by the number of steps alone, after the rule has spoken."""
 
     @abstractmethod
-    def apply(self, sigma: Tensor, t: Tensor, memory: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def apply(self, sigma: Number, t: Number, memory: Mapping[str, Number]) -> tuple[Number, dict[str, Number]]:
         """sigma of the next step after t steps, and the new values of what is remembered; no host read."""
 
     def memory(self) -> dict[str, float]:
@@ -46,7 +44,7 @@ class Cooldown(Schedule):
 
         sigma_t >= sigma_first / max(0.02, (last - t) / (last - first)).
 
-    >>> Cooldown(800, 1000).left(torch.tensor([0, 800, 900, 1000])).tolist()
+    >>> [Cooldown(800, 1000).left(t) for t in (0, 800, 900, 1000)]
     [1.0, 1.0, 0.5, 0.02]
 
     Args:
@@ -55,6 +53,7 @@ class Cooldown(Schedule):
 
     first: int
     last: int
+    plain = True
 
     def __post_init__(self) -> None:
         _check_steps(self, "cooldown", "(800, 1000)")
@@ -62,18 +61,18 @@ class Cooldown(Schedule):
     def __str__(self) -> str:
         return f"cooldown={(self.first, self.last)}"
 
-    def left(self, t: Tensor) -> Tensor:
+    def left(self, t: Number) -> Number:
         """What is left of the step length after t steps: all up to `first`, then along a line to COOLEST."""
-        return ((self.last - t).double() / (self.last - self.first)).clamp(COOLEST, 1.0)
+        return between(double(self.last - t) / (self.last - self.first), COOLEST, 1.0)
 
     def memory(self) -> dict[str, float]:
         return {"sigma_first": 0.0}  # not known before the cooldown has begun
 
-    def apply(self, sigma: Tensor, t: Tensor, memory: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def apply(self, sigma: Number, t: Number, memory: Mapping[str, Number]) -> tuple[Number, dict[str, Number]]:
         """Where the line is given to a run that is past its first step, it begins at the sigma there is."""
         begun, left, sigma_first = t >= self.first, self.left(t), memory["sigma_first"]
-        sigma_first = torch.where(begun & (sigma_first == 0), sigma * left, sigma_first)
-        sigma = torch.where(begun, torch.maximum(sigma, sigma_first / left), sigma)
+        sigma_first = where(begun & (sigma_first == 0), sigma * left, sigma_first)
+        sigma = where(begun, at_least(sigma, sigma_first / left), sigma)
         return sigma, {"sigma_first": sigma_first}
 
 
@@ -99,7 +98,7 @@ class Reach:
     judges it with its own thresholds. A rejected step puts x back, with its nonzeros, and raises sigma; s then goes
     towards the projection of x, which is not 0, s'Bs without bound and rho to 1: in the end a step is accepted.
 
-    >>> Reach(100, 700).share(torch.tensor([1, 100, 250, 700, 1000])).tolist()
+    >>> [Reach(100, 700).share(t) for t in (1, 100, 250, 700, 1000)]
     [0.0, 0.0, 0.25, 1.0, 1.0]
 
     Args:
@@ -112,9 +111,9 @@ class Reach:
     def __post_init__(self) -> None:
         _check_steps(self, "reach", "(100, 700)")
 
-    def share(self, t: Tensor) -> Tensor:
+    def share(self, t: Number) -> Number:
         """The share of R's strength at step t, counted from 1; no host read."""
-        return ((t - self.first).double() / (self.last - self.first)).clamp(0.0, 1.0)
+        return between(double(t - self.first) / (self.last - self.first), 0.0, 1.0)
 
 
 def as_cooldown(steps: object) -> Cooldown:

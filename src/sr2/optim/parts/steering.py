@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...checks import check_number
+from ...numerics import Number, where
 from .rules import Constants, Evidence, Rule, Searched, Verdict
 
 __all__ = ["Follow", "Tolerant"]
@@ -54,6 +54,7 @@ class Tolerant(Rule):
     gamma3: float = 0.98
     usual: float | str = "auto"
     forgets = True
+    plain = True
 
     def __post_init__(self) -> None:
         check_number(self, "rise", self.rise, 0)
@@ -89,11 +90,11 @@ class Tolerant(Rule):
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
         gains = (sigma > self.usual_sigma) | (evidence.actual >= self.eta2 * evidence.predicted)
         very = accepted & gains & (evidence.predicted > KNOWN * evidence.fine)
-        sigma = torch.where(very, self.gamma3 * sigma, torch.where(accepted, sigma, self.gamma1 * sigma))
+        sigma = where(very, self.gamma3 * sigma, where(accepted, sigma, self.gamma1 * sigma))
         return Verdict(accepted, sigma, compared.rho)
 
-    def on_trust(self, sigma: Tensor) -> Tensor:
-        return torch.where(sigma > self.usual_sigma, self.gamma3 * sigma, sigma)
+    def on_trust(self, sigma: Number) -> Number:
+        return where(sigma > self.usual_sigma, self.gamma3 * sigma, sigma)
 
     def way_out(self, rho: float) -> str:
         """In between sigma may rest: momentum makes good what single steps lose. Not next to the bound."""

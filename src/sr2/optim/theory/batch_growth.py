@@ -70,7 +70,7 @@ class BatchGrowth:
         """
         if batch >= self.largest or not evidence.all_finite:
             return None
-        error = float((evidence.f_trial - evidence.f - evidence.vs).abs())
+        error = float(abs(evidence.f_trial - evidence.f - evidence.vs))
         noise = 0.0 if math.isnan(noise) else noise
         return None if self.passes(error, noise, float(evidence.ss), float(evidence.slack)) else self.next(batch)
 
