@@ -113,7 +113,16 @@ def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturab
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
 @pytest.mark.parametrize("coarse", [0.0, 0.3])
-@pytest.mark.parametrize("rule", [Ratio(7.5e-4, 0.99, 5.56, 7.0, 0.8), Tolerant(0.5), Tolerant(usual=3.0)], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Ratio(7.5e-4, 0.99, 5.56, 7.0, 0.8),
+        Tolerant(0.5),
+        Tolerant(usual=3.0, longest=1.0),
+        Tolerant(usual=6.0, longest=2.0),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("trusting", [False, True])
 def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse, trusting):
     sigma_min, generator = 1.0, torch.Generator().manual_seed(0)
@@ -145,12 +154,12 @@ def test_the_kernel_judges_and_records_as_the_rule_and_the_state_do(rule, coarse
         mine, other = SearchState.start(sigma, largest, None), SearchState.start(sigma, largest, None)
         for a, b in zip(mine.moments, other.moments, strict=True):
             a.copy_(b.copy_(number()))
-        rounding = Rounding(1e-7, coarse)
-        kernel = FusedJudge(rule, sigma_min, rounding, torch.device("cpu"))
+        rounding, of_batch = Rounding(1e-7, coarse), case % 3 > 0
+        kernel = FusedJudge(rule, sigma_min, rounding, of_batch, torch.device("cpu"))
         fused_outcome = kernel.judge([loss, f, f_trial], torch.stack([vs, dR, ss, 0 * ss]), mine, tested=tested)
         slacks = (rounding.slack(f.double(), f_trial.double()), rounding.fine(f.double()))
         evidence = Evidence(
-            loss.double(), f.double(), f_trial.double(), vs, dR, ss, sigma * ss, *slacks, torch.tensor(True)
+            loss.double(), f.double(), f_trial.double(), vs, dR, ss, sigma * ss, *slacks, torch.tensor(True), of_batch
         )
         sound = loss.isfinite() & f.isfinite()
         if tested:

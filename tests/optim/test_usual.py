@@ -22,18 +22,22 @@ def test_a_longer_step_takes_no_more_of_a_weight(capturable):
 
 
 @pytest.mark.parametrize("R", [None, L0Ball(density=0.9)], ids=str)
-@pytest.mark.parametrize("told", [{}, {"steps": 400, "steps_per_epoch": 8}, {"weight_decay": 0.25}], ids=str)
-def test_a_solution_far_from_the_start_is_reached(R, told):
+@pytest.mark.parametrize(
+    ("told", "left"),
+    [({}, 0.03), ({"steps": 800, "steps_per_epoch": 8}, 0.03), ({"weight_decay": 0.25}, 1.0)],  # |x| < 1 / w, as AdamW
+    ids=str,
+)
+def test_a_solution_far_from_the_start_is_reached(R, told, left):
     """sigma is small there, and w / sigma was more than 2: each step turned the weights around, to a loss of 1e26."""
     torch.manual_seed(0)
     x, model = torch.randn(512, 20), nn.Linear(20, 1)
     y = x @ (10 * torch.randn(20, 1)) + 100
     optimizer = SR2(model, R, **told)
-    for k in range(400):
+    for k in range(800):
         b = slice(64 * (k % 8), 64 * (k % 8) + 64)
         optimizer.step(lambda b=b: (model(x[b]) - y[b]).square().mean())
     with torch.no_grad(), optimizer.averaged():
-        assert (model(x) - y).square().mean() < 0.01 * y.var()
+        assert (model(x) - y).square().mean() < left * y.var()
 
 
 def network():
@@ -45,10 +49,10 @@ def network():
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize(
     ("R", "longest"),
-    [(None, 1), (L1(1e-6), 5), (L0Ball(density=0.9), math.inf), (Ridge(1e-6, L0Ball(density=0.9)), math.inf)],
+    [(None, 1), (L1(1e-6), 5), (L0Ball(density=0.9), 5), (Ridge(1e-6, L0Ball(density=0.9)), 5)],
     ids=str,
 )
-def test_sigma_0_is_at_least_the_usual_one_or_a_fifth_of_it_under_a_penalty(R, longest, capturable, estimated):
+def test_sigma_0_is_at_least_the_usual_one_or_a_fifth_of_it_beside_a_regularizer(R, longest, capturable, estimated):
     torch.manual_seed(1)
     x, y = torch.randn(32, 10), torch.randint(3, (32,))
 

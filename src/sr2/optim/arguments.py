@@ -17,7 +17,7 @@ from .parts.decay import AUTO
 from .parts.directions import Direction
 from .parts.rules import Ratio, Rule
 from .parts.schedules import SOON, Schedule
-from .parts.steering import Tolerant
+from .parts.steering import RISE, Tolerant
 from .parts.testing import Testing
 from .theory.batch_growth import BatchGrowth
 
@@ -111,7 +111,7 @@ def unsaid(constants: Mapping[str, object], rule: Rule | None, *of_theory: objec
 
 
 def bearable(rule: Any, direction: Direction | None) -> Any:
-    """The default rule, with no more of a rise than steps along v make good: 2 beta / (1 - beta), at most 1.
+    """The default rule, with no more of a rise than steps along v make good: 2 beta / (1 - beta).
 
     Where f has the curvature c, x <- x - v / sigma, v an average with beta, is stable for c < 2 sigma (1 + beta) /
     (1 - beta), and rho >= -rise lets pass what has c <= 2 sigma (1 + rise). Without momentum x ran away so, with every
@@ -119,12 +119,13 @@ def bearable(rule: Any, direction: Direction | None) -> Any:
 
     >>> from sr2.directions import Average
     >>> bearable(TUNED.rule, None).rise, bearable(TUNED.rule, Average(0.9)).rise
-    (0.0, 1.0)
+    (0.0, 'auto')
     """
     beta = 0.0 if direction is None else direction.beta
     if rule is not TUNED.rule or beta is None:  # which was said, or whose average is not known
         return rule
-    return replace(TUNED.rule, rise=min(TUNED.rule.rise, 2 * beta / (1 - beta)))
+    most = 2 * beta / (1 - beta)
+    return rule if most >= RISE else replace(rule, rise=min(1.0, most))
 
 
 def said(value: Any, default: Any) -> Any:

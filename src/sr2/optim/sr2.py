@@ -83,8 +83,8 @@ class SR2(Reading, ProximalOptimizer):
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
-            along the first step, without R at least the rule's usual one, under penalties a fifth of it; or without a
-            metric the largest. Doubled until the prox leaves half of the weights.
+            along the first step, without R at least the rule's usual one, under R a fifth of it; or without a metric
+            the largest. Doubled until the prox leaves half of the weights.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1, eta2, gamma1, gamma2 and
             gamma3 are shorthand for Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring
             Algorithm 1's other defaults: metric=None, momentum=0, weight_decay=0, average=False.
@@ -223,11 +223,12 @@ class SR2(Reading, ProximalOptimizer):
     def _judge(self, f: TwoEvaluations, model: Model, move: Move) -> Outcome:
         """The rule's verdict on this step; in one kernel where the rule declares its constants."""
         state, losses, rounding = self._search, f.losses(model.noise), self._rounding(f.loss)
+        of_batch = f.objective is None
         if isinstance(move, FusedMove) and self.capturable and not self._processes.several and self.rule.constants:
-            return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested)
+            return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested, of_batch=of_batch)
         together, plain = self._processes, self.rule.plain and not self.capturable
-        where = (together, state.sigma.device)
-        evidence = Evidence.gather(losses, model[:4], rounding, *where, reaching=self._reaching, plain=plain)
+        how = {"reaching": self._reaching, "of_batch": of_batch, "plain": plain}
+        evidence = Evidence.gather(losses, model[:4], rounding, together, state.sigma.device, **how)
         searched = state.read() if plain else state
         if not f.tested:
             given = (searched, self.sigma_min, together, self.capturable)
@@ -311,7 +312,7 @@ class SR2(Reading, ProximalOptimizer):
                 tries = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), penalized)
                 sigma = start.along_first_step(f, *tries, self.metric, sigma_min, together)
             start.say_absurd(curvature, sigma)
-        self._search.begin(self.rule.first_sigma(sigma, start.longest(penalized)), self.param_groups)
+        self._search.begin(max(sigma, self.rule.least_sigma), self.param_groups)
 
     def _take_constants(self) -> None:
         """The rule with the constants that it took from x_0; those of another rule, in a loaded state, are not its."""

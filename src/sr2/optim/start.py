@@ -28,9 +28,6 @@ FIRST = 100.0
 TRIES = 24
 ABSURD = 1e9
 """A sigma_0 of so much says something of the network's corners, and nothing of how far x should move."""
-LONGEST = 5.0
-"""Under penalties a first step is at most so many usual ones. Long first steps make zeros, so it is more than 1; a
-batch calls any step good that moves what it alone touches, so there is a bound (docs/choices.md)."""
 Penalized = Sequence[tuple[Regularizer | None, list[Tensor]]]
 """Each group's regularizer and the tensors that are trained."""
 Left = list[tuple[Tensor, Tensor]]
@@ -242,14 +239,6 @@ def falls_to(metric: Metric | None, penalized: Penalized) -> float:
     return metric.falls_to
 
 
-def longest(penalized: Penalized) -> float:
-    """How many times the usual step a first one may be: under a budget, which takes what it takes, any number."""
-    given = [regularizer for regularizer, _ in penalized if regularizer is not None]
-    if not given:
-        return 1.0
-    return LONGEST if all(r.penalizes and not r.strict for r in given) else math.inf
-
-
 def say_absurd(curvature: float, sigma: float) -> None:
     """Tell of a sigma_0 that would leave x where it is.
 
@@ -277,11 +266,13 @@ class Seen(NamedTuple):
     not to be compared with it, in a metric that does not make steps of that size."""
     trained: bool
     """The network was trained before: what is learnt does not bear the steps of a fresh one."""
+    regularized: bool
+    """Some group has an R."""
 
     def choose(self, rule: Rule, decay: Decay, groups: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """The rule's constants by name; and the groups get their weight decay."""
         decay.decide(groups, self.size)
-        return rule.choose(self.R, 0.0 if self.trained else self.size)
+        return rule.choose(self.R, 0.0 if self.trained else self.size, self.regularized)
 
 
 def seen_at_x0(
@@ -291,14 +282,14 @@ def seen_at_x0(
     if capturing():
         raise RuntimeError("what the rule takes from x_0 needs a step before a CUDA graph is captured")
     R: list[Any] = [value_at(r, params, together) for r, params in penalized if r is not None and params]
-    trained = _was_trained(groups, together)
+    known = (_was_trained(groups, together), any(r is not None for r, _ in penalized))
     if metric is None or not metric.normalizes:
-        return Seen(float(sum(R)), 0.0, trained)
+        return Seen(float(sum(R)), 0.0, *known)
     weights = [local(p).detach() for _, params in penalized for p in params if p.dim() > 1 and together.counts(p)]
     sums = [torch.zeros(2, dtype=torch.float64, device="cpu")]
     sums += [torch.stack([exact_sum(wide(x).abs()).cpu(), (x != 0).sum().double().cpu()]) for x in weights]
     total, count = together.sum(torch.stack(sums).sum(0)).tolist()
-    return Seen(float(sum(R)), math.sqrt(math.pi / 2) * total / count if count else 0.0, trained)
+    return Seen(float(sum(R)), math.sqrt(math.pi / 2) * total / count if count else 0.0, *known)
 
 
 def _was_trained(groups: Sequence[Mapping[str, Any]], together: Processes) -> bool:

@@ -168,7 +168,7 @@ class TwoEvaluations:
         else:
             self._watch.no_loss(evidence.f_trial)
         if evidence.f_trial == evidence.loss:
-            self._watch.unmoved(evidence.loss, evidence.vs)
+            self._watch.unmoved(evidence.loss, evidence.vs + evidence.noise)  # g's
         else:
             self._watch.unmoved_steps = 0
         if (sigma := float(outcome.sigma)) != self._watch.sigma:

@@ -128,14 +128,14 @@ class ClosureWatch:
                 "capture with sr2.optim.CapturedStep, which makes both evaluations draw the same"
             )
 
-    def unmoved(self, loss: Number, vs: Number) -> None:
-        """The loss at x + s was that at x to the bit: it must have changed where the model promises so, -v's."""
+    def unmoved(self, loss: Number, gs: Number) -> None:
+        """The loss at x + s was that at x to the bit: it must have changed where the batch's own gradient says so."""
         loss = as_tensor(loss)
-        self.unmoved_steps = self.unmoved_steps + 1 if bool(-vs > 10 * self._slack(loss)) else 0
+        self.unmoved_steps = self.unmoved_steps + 1 if bool(-gs > 10 * self._slack(loss)) else 0
         if self.unmoved_steps == UNMOVED:
             tell(
                 f"for three steps the loss at the trial point has been that at x to the bit, now {float(loss):g}, "
-                f"where a change of {float(vs):g} was promised: is the network called inside the closure?"
+                f"where a change of {float(gs):g} was promised: is the network called inside the closure?"
             )
 
     def no_loss(self, f: Number) -> None:

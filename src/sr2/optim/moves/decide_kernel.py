@@ -56,9 +56,10 @@ def decide(
     gamma3 = tl.load(constants + 4)
     known = tl.load(constants + 5)
     usual = tl.load(constants + 6)
-    sigma_min = tl.load(constants + 7)
-    forget = tl.load(constants + 10)
-    forgets = tl.load(constants + 11) != 0.0
+    least = tl.load(constants + 7)
+    sigma_min = tl.load(constants + 10)
+    forget = tl.load(constants + 13)
+    forgets = tl.load(constants + 14) != 0.0
     tested = TESTED != 0
     largest = tl.load(largest_pointer, mask=HOLDS != 0, other=0.0)
 
@@ -67,14 +68,14 @@ def decide(
     actual = f - f_trial + dR
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
-    fine = tl.load(constants + 8) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
+    fine = tl.load(constants + 11) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
     size = tl.abs(f_trial)
     margin = -tl.log(tl.where(size > 1e-300, size, 1e-300))
-    coarse = tl.load(constants + 9) * size * tl.where(margin > 1.0, margin, 1.0)
+    coarse = tl.load(constants + 12) * size * tl.where(margin > 1.0, margin, 1.0)
     slack = tl.where(coarse > fine, coarse, fine)
     numerator = actual + slack
     denominator = predicted + slack
-    near = (loss <= tl.load(constants + 12) * largest) | ((largest == 0.0) & (loss - loss == 0.0))
+    near = (loss <= tl.load(constants + 15) * largest) | ((largest == 0.0) & (loss - loss == 0.0))
     trusted = near & (vs - vs == 0.0) & (ss - ss == 0.0)
     sound = sound & (tested | trusted)
     finite = finite & tested  # a failure on trust is to the rule a trial that is not finite
@@ -83,6 +84,9 @@ def decide(
     enters = sound & tested & (dR == float("inf")) & (f_trial - f_trial == 0.0)  # x has left R's domain, x + s is in it
     accepted = enters | (sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0))
     gains = tl.where(known < 0.0, numerator >= eta2 * denominator, actual >= eta2 * predicted)  # `Ratio`, or `Tolerant`
+    noise = tl.abs(f - loss)
+    gains = gains & ((sigma > least) | (noise <= tl.load(constants + 8) * predicted))  # the batch agrees with v
+    doubted = accepted & tested & (enters == 0) & (sigma < least) & (noise > tl.load(constants + 9) * predicted)
     warming = sigma > usual
     very = accepted & tested & (enters == 0) & (gains | warming) & (predicted > known * fine)
     very = very | (accepted & (tested == 0) & warming)  # `Rule.on_trust`
@@ -92,7 +96,9 @@ def decide(
     higher = tl.where(finite, gamma1, gamma2) * sigma
     fails = rejected | ((sound == 0) & (tested == 0))
     raises = rejected | ((sound == 0) & (HOLDS != 0))  # x_t may have come there on trust
-    new = tl.where(very, lower, tl.where(raises, higher, sigma))
+    back = tl.where(sigma > gamma3 * least, least, sigma / gamma3)
+    back = tl.where(back > sigma_min, back, sigma_min)
+    new = tl.where(very, lower, tl.where(raises, higher, tl.where(doubted, back, sigma)))
     tl.store(sigma_pointer, new)
 
     accepted_now = tl.load(accepted_count) + (accepted & tested).to(tl.int64)

@@ -191,9 +191,10 @@ class FusedMove:
         state: SearchState,
         *,
         tested: bool,
+        of_batch: bool,
     ) -> Outcome:
         """The rule's decision on this step in one kernel more, which writes the state too."""
-        wanted = (rule, sigma_min, rounding)
+        wanted = (rule, sigma_min, rounding, of_batch)
         if self._judge is None or self._judge.made_for != wanted:
             self._judge = FusedJudge(*wanted, self.sums.device)
         return self._judge.judge(losses, self.sums, state, tested=tested)
@@ -303,12 +304,14 @@ class FusedJudge:
         rule: `Ratio` or `Tolerant`.
         sigma_min: the least sigma.
         rounding: how well f is known.
+        of_batch: whether f is the batch's loss, and not an objective, which has no noise.
     """
 
-    def __init__(self, rule: Rule, sigma_min: float, rounding: Rounding, device: torch.device) -> None:
-        self.made_for = (rule, sigma_min, rounding)
+    def __init__(self, rule: Rule, sigma_min: float, rounding: Rounding, of_batch: bool, device: torch.device) -> None:
+        self.made_for = (rule, sigma_min, rounding, of_batch)
         assert rule.constants is not None
-        numbers = (*rule.constants, sigma_min, 10 * rounding.eps, rounding.coarse, FORGET, float(rule.forgets), FAR)
+        constants = rule.constants if of_batch else rule.constants._replace(least=0.0)
+        numbers = (*constants, sigma_min, 10 * rounding.eps, rounding.coarse, FORGET, float(rule.forgets), FAR)
         self._constants = torch.tensor(numbers, dtype=_F64, device=device)
         self._flags = [torch.zeros((), dtype=torch.bool, device=device) for _ in range(5)]
         self._steps = torch.zeros((), dtype=_F64, device=device)

@@ -71,6 +71,8 @@ class Evidence:
     """The same without what autocast rounds, which is no bound but noise, with a mean of about 0."""
     all_finite: Number
     """Whether each of the numbers is."""
+    of_batch: bool = True
+    """Whether f is the closure's loss, and not an objective that was given beside it."""
 
     @staticmethod
     def gather(
@@ -81,6 +83,7 @@ class Evidence:
         device: torch.device,
         *,
         reaching: bool = False,
+        of_batch: bool = True,
         plain: bool = False,
     ) -> Evidence:
         """One reduction point, so that processes agree; and the one host read of a step, where the host decides.
@@ -92,6 +95,7 @@ class Evidence:
             together: the processes that decide.
             device: where decisions are made.
             reaching: where R(x) is infinite the budget has shrunk, and R's decrease is v's + s'Bs (see `Reach`).
+            of_batch: see the field.
             plain: read them, since the host decides and the rule takes floats.
         """
         if together.groups:
@@ -104,7 +108,7 @@ class Evidence:
         seen = (loss, f, f_trial, vs, dR, ss, sBs)
         fine = rounding.fine(f)
         slack = rounding.slack(f, f_trial) if rounding.coarse else fine
-        return Evidence(*seen, slack, fine, finite(*seen))
+        return Evidence(*seen, slack, fine, finite(*seen), of_batch)
 
     @cached_property
     def actual(self) -> Number:
@@ -115,6 +119,11 @@ class Evidence:
     def predicted(self) -> Number:
         """R(x) - R(x + s) - v's."""
         return self.dR - self.vs
+
+    @property
+    def noise(self) -> Number:
+        """(g - v)'s, with a decay its change too: what this batch says of s beyond what v says. 0 for an objective."""
+        return self.f - self.loss if self.of_batch else 0.0 * self.f
 
     @property
     def curvature(self) -> Number:
@@ -193,6 +202,11 @@ class Constants(NamedTuple):
     rounding of the loss; -1 asks nothing, and has a slack."""
     usual: float = math.inf
     """A sigma above this one falls at every step that is accepted."""
+    least: float = 0.0
+    """A sigma that is no larger falls only where the noise is at most `agrees` times the predicted decrease, and a
+    smaller one rises where it is more than `doubts` times that."""
+    agrees: float = 1.0
+    doubts: float = 1.0
 
 
 class Rule(Plain, ABC):
@@ -229,22 +243,24 @@ class Rule(Plain, ABC):
         """The sigma of usual steps: below it a step takes no larger share of a weight. inf where it knows none."""
         return math.inf
 
-    def first_sigma(self, found: float, longest: float = 1.0) -> float:
-        """sigma_0, where this one was found on the first batch, and a step is at most so many times the usual one."""
-        return found if self.usual_sigma == math.inf else max(found, self.usual_sigma / longest)
+    @property
+    def least_sigma(self) -> float:
+        """The least sigma_0 that "auto" finds."""
+        return 0.0
 
     @property
     def undecided(self) -> bool:
         """Whether `choose` has something to take from x_0."""
         return False
 
-    def choose(self, R: float, size: float) -> dict[str, Any]:
+    def choose(self, R: float, size: float, regularized: bool) -> dict[str, Any]:
         """Constants that follow from x_0, by name, to be replaced in this rule; saved with the optimizer.
 
         Args:
             R: R(x_0).
             size: of the weights, see `start.Seen`; 0 where a step of 1 / sigma is not to be compared with it, and of
                 a network that was trained before.
+            regularized: whether some group has an R.
         """
         return {}
 
@@ -308,7 +324,7 @@ class Ratio(Rule):
     def undecided(self) -> bool:
         return isinstance(self.gamma3, str)
 
-    def choose(self, R: float, size: float) -> dict[str, Any]:
+    def choose(self, R: float, size: float, regularized: bool) -> dict[str, Any]:
         return {"gamma3": gamma3_for(R)} if self.undecided else {}
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...checks import check_number
+from ...checks import check_number, is_real, shown
 from ...numerics import Number, where
 from .rules import Constants, Evidence, Rule, Searched, Verdict
 
@@ -18,6 +18,13 @@ KNOWN = 2.0
 """A predicted decrease of so many times its slack is more than rounding."""
 USUAL = 0.1
 """A step of this share of the weights' size is usual: AdamW's best learning rates are near it (docs/steps.md)."""
+LONGEST = 5.0
+"""Under R steps may be so many times as long as usual. Long ones make zeros, so it is more than 1; a batch calls any
+step good that moves what it alone touches, so there is a bound (docs/choices.md)."""
+RISE = 3.0
+"""Without R a step may lose so many times what it promised (docs/choices.md)."""
+AGREES, DOUBTS = 0.25, 2.0
+"""A batch whose noise is so small a share of the predicted decrease, or so large a one."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +40,17 @@ class Tolerant(Rule):
     asks for a sigma that is ten times too large in large networks; and with momentum, steps that single batches call
     too long (rho < 0) are AdamW's best.
 
+    Steps that are more than `longest` times as long as usual need batches that agree with v. Where sigma <= usual /
+    longest it falls only if |(g - v)'s| <= 0.25 of the predicted decrease, and it rises, up to there, where it is
+    more than twice as much. Else a rho near 1 means little: in batches of a few examples most have no curvature along
+    s, and a policy gradient promises gains that the next batch does not know. Where the solution is far, batches agree.
+
     >>> Tolerant()
-    Tolerant(rise=1.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto')
+    Tolerant(rise='auto', eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest='auto')
 
     Args:
-        rise: >= 0, the rise that is accepted, as a share of the predicted decrease. More than 2 beta / (1 - beta), beta
+        rise: >= 0, the rise that is accepted, as a share of the predicted decrease. "auto" is 3, and 1 under R, whose
+            steps may be longer. More than 2 beta / (1 - beta), beta
             the momentum, is more than later steps make good, and x may run away: SR2's default has no more.
         eta2: 0 < eta2 < 1, the ratio that lowers sigma.
         gamma1: the factor above 1 by which a rejection raises sigma.
@@ -46,51 +59,74 @@ class Tolerant(Rule):
             (size of the weights at x_0, sqrt(pi/2) times their mean |x|) where steps are about 1 / sigma, as in Adam's
             metric, and inf for a network that was trained before: one with a norm whose scale differs from entry to
             entry.
+        longest: >= 1, how many times the usual step one may be where batches do not agree; inf for any. "auto" is 1,
+            and 5 under R.
     """
 
-    rise: float = 1.0
+    rise: float | str = "auto"
     eta2: float = 0.9
     gamma1: float = 1.5
     gamma3: float = 0.98
     usual: float | str = "auto"
+    longest: float | str = "auto"
     forgets = True
     plain = True
 
     def __post_init__(self) -> None:
-        check_number(self, "rise", self.rise, 0)
+        if self.rise != "auto":
+            check_number(self, "rise", self.rise, 0)
         check_number(self, "eta2", self.eta2, 0, 1, open_low=True)
         check_number(self, "gamma1", self.gamma1, 1, open_low=True)
         check_number(self, "gamma3", self.gamma3, 0, open_low=True)
         if self.gamma3 > 1:
             raise ValueError(f"Tolerant: gamma3 must be at most 1, and is {self.gamma3}")
-        known = isinstance(self.usual, (int, float)) and not isinstance(self.usual, bool) and self.usual > 0
-        if not self.undecided and not known:
+        if self.usual != "auto" and not (is_real(self.usual) and self.usual > 0):  # type: ignore[operator]
             kinds = "a sigma above 0, math.inf for no warm-up, or 'auto'"
-            raise ValueError(f"Tolerant: usual must be {kinds}, and is {self.usual!r}")
+            raise ValueError(f"Tolerant: usual must be {kinds}, and is {shown(self.usual)}")
+        if self.longest != "auto" and not (is_real(self.longest) and self.longest >= 1):  # type: ignore[operator]
+            kinds = "a number of at least 1, math.inf for any step, or 'auto'"
+            raise ValueError(f"Tolerant: longest must be {kinds}, and is {shown(self.longest)}")
 
     @property
     def undecided(self) -> bool:
-        return self.usual == "auto"
+        return "auto" in (self.rise, self.usual, self.longest)
 
-    def choose(self, R: float, size: float) -> dict[str, Any]:
-        return {"usual": 1 / (USUAL * size) if size > 0 else math.inf} if self.undecided else {}
+    def choose(self, R: float, size: float, regularized: bool) -> dict[str, Any]:
+        usual = 1 / (USUAL * size) if size > 0 else math.inf
+        found = {"rise": 1.0 if regularized else RISE, "usual": usual, "longest": LONGEST if regularized else 1.0}
+        return {name: value for name, value in found.items() if getattr(self, name) == "auto"}
 
     @property
     def constants(self) -> Constants | None:
-        return Constants(-self.rise, self.eta2, self.gamma1, self.gamma1, self.gamma3, KNOWN, self.usual_sigma)
+        falls = (self.gamma3, KNOWN, self.usual_sigma, self.least_sigma, AGREES, DOUBTS)
+        return Constants(-self._rise, self.eta2, self.gamma1, self.gamma1, *falls)
+
+    @property
+    def _rise(self) -> float:
+        return 1.0 if isinstance(self.rise, str) else self.rise
 
     @property
     def usual_sigma(self) -> float:
         return math.inf if isinstance(self.usual, str) else self.usual
 
+    @property
+    def least_sigma(self) -> float:
+        known = self.usual_sigma < math.inf and not isinstance(self.longest, str)
+        return self.usual_sigma / self.longest if known else 0.0  # type: ignore[operator]
+
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         sigma, compared = state.sigma, evidence.compared
-        accepted = compared.at_least(-self.rise)
+        noise, predicted, least = abs(evidence.noise), evidence.predicted, self.least_sigma
+        accepted = compared.at_least(-self._rise)
+        agrees = (sigma > least) | (noise <= AGREES * predicted)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
-        gains = (sigma > self.usual_sigma) | (evidence.actual >= self.eta2 * evidence.predicted)
-        very = accepted & gains & (evidence.predicted > KNOWN * evidence.fine)
-        sigma = where(very, self.gamma3 * sigma, where(accepted, sigma, self.gamma1 * sigma))
+        gains = (sigma > self.usual_sigma) | (agrees & (evidence.actual >= self.eta2 * predicted))
+        very = accepted & gains & (predicted > KNOWN * evidence.fine)
+        doubted = accepted & (sigma < least) & (noise > DOUBTS * predicted)
+        back = where(sigma > self.gamma3 * least, least, sigma / self.gamma3)
+        kept = where(very, self.gamma3 * sigma, where(doubted, back, sigma))
+        sigma = where(accepted, kept, self.gamma1 * sigma)
         return Verdict(accepted, sigma, compared.rho)
 
     def on_trust(self, sigma: Number) -> Number:
@@ -98,9 +134,9 @@ class Tolerant(Rule):
 
     def way_out(self, rho: float) -> str:
         """In between sigma may rest: momentum makes good what single steps lose. Not next to the bound."""
-        if self.constants is None or rho >= -0.8 * self.rise:
+        if self.constants is None or rho >= -0.8 * self._rise:
             return ""
-        return f"take a larger batch, or rule=Tolerant(rise={self.rise / 2:g}), which rejects more of these steps"
+        return f"take a larger batch, or rule=Tolerant(rise={self._rise / 2:g}), which rejects more of these steps"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,119 @@
+"""`Tolerant.longest`: steps that are longer need batches that agree with v."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sr2 import L1, SR2, L0Ball
+from sr2.rules import Evidence, Tolerant
+
+SIGMA = 4.0
+
+
+class State:
+    sigma = torch.tensor(SIGMA, dtype=torch.float64)
+    memory: ClassVar[dict[str, Tensor]] = {}
+    steps = torch.tensor(7)
+
+
+def judged(rule: Tolerant, noise: float, *, gain: float = 1.0, of_batch: bool = True) -> float:
+    """sigma after a step that promises 1 and gains this much, on a batch with this noise."""
+    number = {
+        "loss": 5.0,
+        "f": 5.0 + noise,
+        "f_trial": 5.0 + noise - gain,
+        "vs": -1.0,
+        "dR": 0.0,
+        "ss": 1.0,
+        "sBs": 1.0,
+    }
+    numbers = {name: torch.tensor(value, dtype=torch.float64) for name, value in number.items()}
+    small = torch.tensor(1e-12, dtype=torch.float64)
+    evidence = Evidence(**numbers, slack=small, fine=small, all_finite=torch.tensor(True), of_batch=of_batch)
+    verdict = rule.judge(evidence, State())
+    assert bool(verdict.accepted) == (gain >= -rule.rise)
+    return float(verdict.sigma)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("gain", [1.0, 0.5, -0.5])
+@pytest.mark.parametrize("longest", [1.0, 2.0])
+def test_a_longer_step_needs_a_batch_that_agrees(sign, gain, longest):
+    rule = Tolerant(rise=1.0, usual=8.0 * longest, longest=longest)
+    assert judged(rule, sign * 0.24, gain=gain) == pytest.approx(SIGMA * (0.98 if gain == 1.0 else 1.0))
+    assert judged(rule, sign * 0.26, gain=gain) == judged(rule, sign * 1.9, gain=gain) == SIGMA
+    assert judged(rule, sign * 2.1, gain=gain) == pytest.approx(SIGMA / 0.98)
+    assert judged(rule, sign * 2.1, gain=-1.1) == pytest.approx(SIGMA * 1.5)  # rejected
+
+
+def test_sigma_rises_no_further_than_to_the_longest_step():
+    assert judged(Tolerant(rise=1.0, usual=4.01, longest=1.0), 5.0) == 4.01
+    assert judged(Tolerant(rise=1.0, usual=SIGMA, longest=1.0), 5.0) == SIGMA
+
+
+@pytest.mark.parametrize(
+    ("rule", "of_batch"),
+    [
+        (Tolerant(rise=1.0, usual=2.0, longest=1.0), True),  # the warm-up
+        (Tolerant(rise=1.0, usual=8.0, longest=3.0), True),  # no longer than allowed
+        (Tolerant(rise=1.0, usual=math.inf, longest=1.0), True),  # a network that was trained before
+        (Tolerant(rise=1.0, usual=8.0, longest=math.inf), True),
+        (Tolerant(rise=1.0, usual=8.0), True),  # not decided yet
+        (Tolerant(rise=1.0, usual=8.0, longest=1.0), False),  # an objective has no noise
+    ],
+    ids=str,
+)
+def test_else_the_noise_is_not_asked_for(rule, of_batch):
+    assert judged(rule, 100.0, of_batch=of_batch) == pytest.approx(0.98 * SIGMA)
+
+
+@pytest.mark.parametrize("wrong", [0.5, -1.0, math.nan, "2", True, None])
+def test_a_wrong_length_is_one_sentence(wrong):
+    with pytest.raises(
+        ValueError, match=r"Tolerant: longest must be a number of at least 1, math.inf .*'auto', and is"
+    ):
+        Tolerant(longest=wrong)
+
+
+@pytest.mark.parametrize(
+    ("R", "longest", "rise"), [(None, 1.0, 3.0), (L1(1e-4), 5.0, 1.0), (L0Ball(density=0.5), 5.0, 1.0)]
+)
+@pytest.mark.parametrize("capturable", [False, True])
+def test_what_auto_is(R, longest, rise, capturable):
+    model, x = network(), torch.randn(8, 10)
+    optimizer = SR2(model, R, capturable=capturable)
+    optimizer.step(lambda: model(x).square().mean())
+    assert (optimizer.rule.longest, optimizer.rule.rise) == (longest, rise)
+    again = SR2(network(), R, capturable=capturable)
+    again.load_state_dict(optimizer.state_dict())
+    assert again.rule == optimizer.rule
+
+
+def network(outputs: int = 1) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, outputs))
+
+
+@pytest.mark.parametrize("R", [None, L0Ball(density=0.1)], ids=str)
+def test_batches_of_one_example_do_not_make_steps_ever_longer(R):
+    """Of four classes: most examples have next to no curvature along a step, and a rho near 1 whatever sigma is."""
+    errors, sigmas = [], []
+    for longest in ("auto", math.inf):
+        torch.manual_seed(1)
+        w, v, x = torch.randn(10, 8), torch.randn(8, 4), torch.randn(3000, 10)
+        y, model = (torch.tanh(x @ w) @ v).argmax(1), network(4)
+        options = {"metric": "adam", "momentum": 0.9, "average": True}
+        optimizer = SR2(model, R, rule=Tolerant(rise=1.0, longest=longest), **options)
+        for i in torch.randint(2000, (800, 1)):
+            optimizer.step(lambda i=i, model=model, x=x, y=y: cross_entropy(model(x[i]), y[i]))
+        with optimizer.averaged(), torch.no_grad():
+            errors.append(float((model(x[2000:]).argmax(1) != y[2000:]).float().mean()))
+        sigmas.append(optimizer.sigma / optimizer.rule.usual_sigma)
+    assert errors[0] < 0.8 * errors[1]
+    assert sigmas[0] > 2 * sigmas[1]
