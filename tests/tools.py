@@ -44,6 +44,20 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Interrupt(TorchDispatchMode):
+    """Ctrl-C before operation number `at` that is run with this mode."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.left = at
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return func(*args, **(kwargs or {}))
+
+
 # ---- a small network and its closure
 
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))

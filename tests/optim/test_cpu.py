@@ -15,6 +15,7 @@ from sr2 import L0, L1, MCP, SR2, Box, ElasticNet, ProxGEN
 from sr2.numerics import RUN, exact_sum
 from sr2.optim.moves import choose, compiled, flat, laid
 from sr2.optim.moves.base import ByGroup, Proposal
+from tests.tools import Interrupt
 
 compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 SIGMA = 2.0
@@ -152,20 +153,6 @@ def test_a_small_decrease_of_a_large_sum():
     (z,), parts, _, _ = moved([x], [v], L1(2.0**-18), **CHUNKS)
     assert parts.dR == 2.0**-18 * (x.double() - z.double()).sum()
     assert parts.dR > 0
-
-
-class Interrupt(TorchDispatchMode):
-    """Ctrl-C before operation number `at` that is run with this mode."""
-
-    def __init__(self, at):
-        super().__init__()
-        self.left = at
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if self.left == 0:
-            raise KeyboardInterrupt
-        self.left -= 1
-        return func(*args, **(kwargs or {}))
 
 
 class Meanwhile(TorchDispatchMode):

@@ -91,6 +91,9 @@ MAKERS = {
     "sr2 l1": lambda m, **o: SR2(m, L1(1e-3), sigma=20.0, weight_decay=0.1, **o),
     "sr2 three": lambda m, **o: SR2(three(m), sigma=20.0, weight_decay=0.1, **o),
     "sr2 budget": lambda m, **o: SR2(m, L0Ball(density=0.5), sigma=20.0, reach=(1, 6), weight_decay=0.1, **o),
+    "sr2 budget of all": lambda m, **o: SR2(m, L0Ball(density=0.5), sigma=20.0, penalize="all", weight_decay=0.1, **o),
+    "sr2 budget without a metric": lambda m, **o: SR2(m, L0Ball(k=60), sigma=20.0, metric=None, reach=(1, 6), **o),
+    "proxgen budget": lambda m, **o: ProxGEN(m, L0Ball(k=40), 0.02, momentum=0.9, metric="adam", weight_decay=0.1, **o),
     "sr2 without a metric": lambda m, **o: SR2(m, sigma=20.0, metric=None, weight_decay=0.1, **o),
 }
 
@@ -169,12 +172,13 @@ def test_a_state_of_others_is_not_written(monkeypatch):
     assert optimizer.state[x]["momentum"] is not given
 
 
-@pytest.mark.parametrize("regularizer", [None, L1(1e-3), L0(1e-5)], ids=str)
-def test_a_step_with_the_defaults_makes_no_large_tensor(regularizer):
-    """What momentum and metric remember has two tensors each, in turns."""
+@pytest.mark.parametrize(("regularizer", "seen"), [(None, 4), (L1(1e-3), 4), (L0(1e-5), 4), (L0Ball(k=9), 5)], ids=str)
+def test_a_step_with_the_defaults_makes_no_large_tensor(regularizer, seen):
+    """What momentum and metric remember has two tensors each, in turns; a budget has its scores."""
     n = 3_000_000
     x, g = nn.Parameter(torch.randn(n)), 1e-3 * torch.randn(n)
-    optimizer = SR2([x], regularizer, sigma=1e9)
+    x.data[9:] = 0  # within the budget
+    optimizer = SR2([x], regularizer, sigma=1e9, reach=None)
 
     def closure():
         x.grad = g
@@ -187,7 +191,7 @@ def test_a_step_with_the_defaults_makes_no_large_tensor(regularizer):
     with counter:
         for _ in range(4):
             optimizer.step(closure)
-    assert counter.made == 4  # which is to say seen, of the four
+    assert counter.made == seen  # which is not to say made
 
 
 def test_what_was_saved_stays_as_it_was():

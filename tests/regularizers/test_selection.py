@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sr2.regularizers import L0Ball, selection
-from sr2.regularizers.selection import Search, largest, largest_of_each, largest_with_floors
+from sr2.regularizers.selection import Search, chosen_here, largest, largest_of_each, largest_with_floors
 from tests.tools import HostReads
 
 
@@ -132,6 +132,25 @@ def test_with_floors(sizes: list[int], levels: str, floor: float, share: float, 
     assert largest_with_floors(vectors, floors, k).tolist() == by_loop(vectors, floors, k)
     with mock.patch.object(selection, "may_look", return_value=False):
         assert largest_with_floors(vectors, floors, torch.tensor(k)).tolist() == by_loop(vectors, floors, k)
+
+
+@settings(max_examples=200)
+@given(**CASES)
+def test_vectors_that_lie_otherwise_in_memory(
+    sizes: list[int], levels: str, floor: float, share: float, seed: int
+) -> None:
+    """Backwards, and each of them backwards too: ties are in the order of the vectors and of their entries."""
+    vectors, floors, k = with_floors(sizes, levels, floor, share, seed)
+    bits = torch.cat(vectors[::-1]).view(torch.int32).numpy()
+    ends = [sum(sizes[j:]) for j in range(len(sizes))]
+    places = [slice(end - n, end) for n, end in zip(sizes, ends, strict=True)]
+    taken = chosen_here(bits, places, floors, k)
+    assert [bool(t) for place in places for t in taken[place]] == by_loop(vectors, floors, k)
+    bits = torch.cat([v.flip(0) for v in vectors[::-1]]).view(torch.int32).numpy()
+    backwards = [lambda at, n=n: n - 1 - at for n in sizes]
+    flags = bits < 0
+    assert chosen_here(bits, places, floors, k, flags, backwards) is flags
+    assert [bool(t) for place in places for t in flags[place][::-1]] == by_loop(vectors, floors, k)
 
 
 def several(sizes: list[int], seed: int, levels: int) -> tuple[list[Tensor], list[int]]:

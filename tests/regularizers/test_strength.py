@@ -27,6 +27,7 @@ from sr2.regularizers import (
     Rank,
     Regularizer,
     Ridge,
+    budget,
 )
 from tests.cases import RegularizerCase, pairs_of_entries
 from tests.registry import REGULARIZERS
@@ -127,6 +128,22 @@ def test_a_budget_of_more_than_there_is_keeps_everything(R: L0Ball | Rank) -> No
         strong = R.at_strength(share(value))
         assert torch.equal(strong.prox(X, 1.0), X)
         assert strong.value(X) == 0
+
+
+def test_the_host_counts_as_a_device_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a share that it may look at it makes a number, the same one to the last bit before it is rounded."""
+    share = torch.zeros((), dtype=torch.float64)
+    budgets = [(L0Ball(k=k), n) for k, n in ((0, 1), (3, 10), (20, 10), (500, 10_007), (123_456, 25_000_000))]
+    budgets += [(L0Ball(density=0.05), n) for n in (1, 999, 25_000_000)]
+    for value in [i / 240 for i in range(241)] + [5e-324, 1 - 2**-53]:
+        share.fill_(value)
+        here = [R.at_strength(share).budget(n) for R, n in budgets]
+        assert all(type(k) is int for k in here)
+        with monkeypatch.context() as patch:
+            patch.setattr(budget, "here", lambda number: False)
+            there = [R.at_strength(share).budget(n) for R, n in budgets]
+        assert all(isinstance(k, Tensor) for k in there)
+        assert here == [int(k) for k in there]
 
 
 def test_floors_and_groups_shrink_too() -> None:

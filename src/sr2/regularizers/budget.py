@@ -43,11 +43,19 @@ class Budget(Regularizer):
         return self._share is not None
 
     def _now(self, own: int | Tensor, everything: int | Tensor) -> int | Tensor:
-        """The budget at this share; a number of the device where the share is one."""
+        """The budget at this share; a number of the device where the share is one, for nobody waits for that."""
         if self._share is None:
             return own
+        if isinstance(own, int) and isinstance(everything, int) and here(self._share):
+            left = 1 - float(self._share.numpy())
+            return max(own, round(own + (everything - own) * (left * left * left)))
         missing = (1 - self._share.double()) ** 3
         return (own + (everything - own) * missing).clamp_min(own).round().long()
+
+
+def here(number: Tensor) -> bool:
+    """Whether a number is the host's own, who may look at it; not while torch.compile traces."""
+    return number.is_cpu and type(number) is Tensor and not torch.compiler.is_compiling()
 
 
 def below(position: int, budget: int | Tensor, device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ from .base import Step
 from .budget import Budget
 from .channels import Channels
 from .grouping import Grouping, Groups, check_groups, grouping, groups_in_words
-from .selection import largest_with_floors
+from .selection import largest_with_floors, scaled
 
 
 @dataclass(frozen=True, repr=False)
@@ -173,12 +173,9 @@ def _one_for_all(steps: Sequence[Step]) -> bool:
 
 
 def _scores(x: Tensor, step: Step | None, groups: Grouping | None) -> Tensor:
-    """|x| / sqrt(step) of every entry or group as a vector; without a step, |x|. Never a square of x alone."""
+    """|x| / sqrt(step) of every entry or group as a vector; without a step, |x|."""
     if step is not None:
-        root = (wide(step) if isinstance(step, Tensor) else step) ** 0.5
-        # Written over the root where it is as large: fresh memory costs more than the division.
-        own = isinstance(root, Tensor) and (root.shape, root.dtype, root.device) == (x.shape, x.dtype, x.device)
-        x = torch.div(x, root, out=root) if own else x / root
+        x = scaled(x, step)
     if groups is None:
         return (x.abs() if step is None else x.abs_()).flatten()
     norms = groups.norm(x).flatten().abs()  # of a NaN too, whose sign the root may have set

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..numerics import wide
 
 RUN = 4096
 """How many entries a program of the kernels takes."""
@@ -22,7 +24,7 @@ TABLE = 4096
 """How many counts the kernel of a digit takes at once."""
 BLOCK = 1024
 """How many runs."""
-_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 def largest(scores: Tensor, k: int | Tensor) -> Tensor:
@@ -37,9 +39,9 @@ def largest(scores: Tensor, k: int | Tensor) -> Tensor:
     >>> largest(torch.tensor([2.0, 3.0, 2.0, 1.0]), torch.tensor(3))
     tensor([ True,  True,  True, False])
     """
-    bits = scores.view(_BITS[scores.dtype])  # the order of floats that are not negative is that of their bits
+    bits = scores.view(BITS[scores.dtype])  # the order of floats that are not negative is that of their bits
     if may_look(scores, k):
-        return _by_numpy(bits, int(k.numpy()) if isinstance(k, Tensor) else k)
+        return torch.from_numpy(chosen_here(bits.numpy(), [slice(None)], [0], _here(k)))
     if isinstance(k, int) and not 0 < k < scores.numel():
         return bits >= 0 if k > 0 else torch.zeros_like(scores, dtype=torch.bool)
     if in_kernel([scores]):
@@ -76,8 +78,23 @@ def largest_with_floors(scores: Sequence[Tensor], floors: Sequence[int], k: int 
     together = torch.cat(list(scores)) if len(scores) > 1 else scores[0]
     if not any(floors):
         return largest(together, k)
+    if may_look(together, k):
+        ends = [*accumulate(map(len, scores), initial=0)]
+        places = [slice(*ends[j : j + 2]) for j in range(len(scores))]
+        return torch.from_numpy(chosen_here(together.view(BITS[together.dtype]).numpy(), places, floors, _here(k)))
     own = largest_of_each(scores, floors)
     return own | largest(together.masked_fill(own, -1.0), k - sum(floors))
+
+
+def scaled(x: Tensor, step: float | Tensor, out: Tensor | None = None) -> Tensor:
+    """x / sqrt(step), whose size is an entry's score: never a square of x alone.
+
+    out: where it is written, as large as x and of its dtype; without one it is new.
+    """
+    root = torch.pow(wide(step), 0.5, out=out) if isinstance(step, Tensor) else step**0.5
+    # Written over the root where it is as large: fresh memory costs more than the division.
+    own = isinstance(root, Tensor) and (root.shape, root.dtype, root.device) == (x.shape, x.dtype, x.device)
+    return torch.div(x, root, out=root) if own else x / root
 
 
 def may_look(scores: Tensor, k: int | Tensor) -> bool:
@@ -86,18 +103,85 @@ def may_look(scores: Tensor, k: int | Tensor) -> bool:
     return here and type(scores) is Tensor and not torch.compiler.is_compiling()
 
 
-def _by_numpy(bits: Tensor, k: int) -> Tensor:
-    """`largest` on the host: numpy partitions in vectors, a tenth of the time of torch.topk, and ties need no sum."""
-    if not 0 < k < len(bits):
-        return bits >= 0 if k > 0 else torch.zeros_like(bits, dtype=torch.bool)
-    numbers = bits.numpy()
-    parted = numbers.copy()
-    parted.partition(len(bits) - k)
-    chosen = parted[len(bits) - k :]  # the first of these is the least
-    least = max(int(chosen[0]), 0)
-    taken = numbers > least
-    taken[(numbers == least).nonzero()[0][: k - int((chosen > least).sum())]] = True
-    return torch.from_numpy(taken)
+def _here(k: int | Tensor) -> int:
+    return int(k.numpy()) if isinstance(k, Tensor) else k
+
+
+def chosen_here(
+    bits: Any,
+    places: Sequence[slice],
+    floors: Sequence[int],
+    k: int,
+    taken: Any = None,
+    ranks: Sequence[Callable[[Any], Any] | None] = (),
+) -> Any:
+    """`largest_with_floors` on the host, as booleans beside the bits. numpy partitions in vectors, in a tenth of the
+    time of torch.topk.
+
+    The floors are looked at last. A vector that has less than its floor of the k largest of all gets its floor and no
+    more: where less is left for the others, their least is larger. So it is set aside, and the others share the rest.
+
+    Args:
+        bits: of the scores, a numpy vector of integers.
+        places: where each vector lies in it, in the order of ties.
+        floors, k: as there.
+        taken: booleans to be written to.
+        ranks: of each vector the order of ties, where it is not that of memory: a function of places in the vector.
+    """
+    taken = bits >= 0 if taken is None else taken
+    others = list(range(len(places)))
+    while others:
+        counts = _take(bits, places, ranks, others, k, taken)
+        short = [j for j, count in zip(others, counts, strict=True) if count < floors[j]]
+        if not short:
+            break
+        for j in short:
+            _take(bits, places, ranks, [j], floors[j], taken)
+            k -= floors[j]
+        others = [j for j in others if j not in short]
+    return taken
+
+
+def _take(
+    bits: Any, places: Sequence[slice], ranks: Sequence[Any], which: Sequence[int], k: int, taken: Any
+) -> list[int]:
+    """The k largest of these vectors together; returns how many of each. What is taken of others stays."""
+    if k <= 0:
+        for j in which:
+            taken[places[j]] = False
+        return [0] * len(which)
+    everything = len(which) == len(places)
+    of_these = [slice(None)] if everything else [places[j] for j in which]
+    least = max(_kth(bits, of_these, k), 0)
+    for place in of_these:
+        taken[place] = bits[place] >= least
+    counts = [int(taken[places[j]].sum()) for j in which]
+    more = sum(counts) - k
+    for i, j in reversed([*enumerate(which)]):  # of equal ones the last are left out
+        if more <= 0:
+            break
+        ties = (bits[places[j]] == least).nonzero()[0]
+        if ranks and (rank := ranks[j]) is not None:
+            ties = ties[rank(ties).argsort()]
+        taken[places[j]][ties[-more:]] = False
+        counts[i] -= min(more, len(ties))
+        more -= len(ties)
+    return counts
+
+
+def _kth(bits: Any, places: Sequence[slice], k: int) -> int:
+    """The k-th largest of what lies there; 0 where there are not so many."""
+    parted = bits.copy()  # in numpy's memory, whose pages are larger than torch's
+    if places != [slice(None)]:
+        n = 0
+        for place in places:
+            n, start = n + len(bits[place]), n
+            parted[start:n] = bits[place]
+        parted = parted[:n]
+    if k >= len(parted):
+        return 0
+    parted.partition(len(parted) - k)
+    return int(parted[len(parted) - k])
 
 
 def _by_bits(bits: Tensor, k: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ keeps x before it writes it, and notes that it has: an interrupt at any point ca
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from ..parts.directions import Direction
 from ..parts.metrics import Metric, State, one_number, steps_in
 from ..processes import ALONE, Processes
 from ..state import Outcome
-from .pieces import Model, Piece, Way
+from .pieces import Model, Piece, Way, Ways
 
 RETURNS = 4.0
 """Under a budget SR2's metric is so many times as large where x is zero: an entry that was removed must be wanted four
@@ -50,7 +50,7 @@ def proximal_point(
     xs: Sequence[Tensor], vs: Sequence[Tensor], steps: Sequence[Step], regularizer: Regularizer
 ) -> list[Tensor]:
     """prox_{step R}(x - step v), as new tensors in the dtype of x."""
-    us = [_forward(wide(x), wide(v), step) for x, v, step in zip(xs, vs, steps, strict=True)]
+    us = [forward(wide(x), wide(v), step) for x, v, step in zip(xs, vs, steps, strict=True)]
     return [cast(z, x.dtype) for z, x in zip(regularizer.prox_of(us, steps), xs, strict=True)]
 
 
@@ -73,7 +73,7 @@ def model_of(piece: Piece, zs: Sequence[Tensor], regularizer: Regularizer) -> Mo
     return Model(add(products), dR, add(squares), add(scaled), add(noises) if noises else None)
 
 
-def _forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
+def forward(x: Tensor, v: Tensor, step: Step) -> Tensor:
     """x - step v, rounded twice whatever computes it, with one temporary."""
     u = step * v
     return torch.sub(x, u, out=u) if not torch.compiler.is_compiling() and u.shape == x.shape else x - u
@@ -84,8 +84,14 @@ def _plus(v: Tensor, t: Tensor) -> Tensor:
     return t.add_(v) if t.dtype == v.dtype and t.shape == v.shape else v + t
 
 
-def _first(n: int, c: Step) -> Step:
-    """c with zeros after its first n entries, in place."""
+def _more_where_zero(d: Tensor, x: Tensor, n: int, times: float) -> Tensor:
+    """d, and so many times d where one of the first n entries of x is zero: a third of the time of a choice."""
+    factor: Tensor = _first(n, torch.eq(x, 0, out=torch.empty_like(d)))
+    return factor.mul_(times - 1).add_(1).mul_(d)
+
+
+def _first(n: int, c: Any) -> Any:
+    """c with zeros after its first n entries, in place; a number is as it is."""
     if isinstance(c, Tensor) and c.dim() > 0 and n < c.numel():
         c[n:].zero_()
     return c
@@ -118,6 +124,10 @@ class Proposal:
     counted: list[bool] = field(default_factory=list)
     """Of which tensors this process counts the sums: all but those that another one has too. Not said, all."""
     together: Processes = ALONE
+    budgeted: Sequence[int] = ()
+    """How many entries of each tensor are under a budget, said as in `decaying`."""
+    held: bool = False
+    """Whether v and the steps are held where it is gone through twice; else they are made again."""
     news: list[State] = field(default_factory=list)
     """What momentum and metric will remember."""
     vs: list[Tensor] = field(default_factory=list)
@@ -131,6 +141,7 @@ class Proposal:
     def __post_init__(self) -> None:
         self.counted = self.counted or [True] * len(self.xs)
         self.decaying = self.decaying or [0] * len(self.xs)
+        self.budgeted = self.budgeted or [x.numel() if self.regularizer.strict else 0 for x in self.xs]
 
     @property
     def decays_any(self) -> bool:
@@ -169,16 +180,18 @@ class Proposal:
         decays = (decay, [x.numel() if p.dim() >= least_dim else 0 for p, x in zip(chosen, xs, strict=True)])
         return Proposal(regularizer, xs, gs, step, metric, direction, mine, *decays, returns, counted, together)
 
-    def turn(self) -> None:
-        """v and the steps for these gradients, with the states that direction and metric remember."""
+    def turn(self, xs: Sequence[Tensor] | None = None) -> None:
+        """v and the steps for these gradients, with the states to come; xs is where x is, if it has moved already."""
+        xs = self.xs if xs is None else xs
         self.vs, self.steps, self.news = self.gs, [self.step] * len(self.xs), [{} for _ in self.xs]
         D: Sequence[Any] = [1.0] * len(self.xs)
         if self.metric is not None:
-            D, self.news = self.metric.update(self.xs, self.gs, self.states)
+            D, self.news = self.metric.update(xs, self.gs, self.states)
             if not self.regularizer.diagonal:
                 D = one_number(D, self.regularizer.by_tensor, partial(self.together.each, counted=self.counted))
-            elif self.regularizer.strict:
-                D = [torch.where(x == 0, self.returns * d, d) for d, x in zip(D, self.xs, strict=True)]
+            elif self.returns != 1:
+                rows = zip(D, xs, self.budgeted, strict=True)
+                D = [_more_where_zero(d, x, n, self.returns) if n else d for d, x, n in rows]
             self.steps = steps_in(D, self.step)
         if self.direction is not None:
             self.vs, remembered = self.direction.update(self.gs, self.states)
@@ -186,8 +199,8 @@ class Proposal:
         self.slopes = self.vs
         if self.decays_any:
             self.decays = [_first(n, self.decay * d) if n else 0.0 for d, n in zip(D, self.decaying, strict=True)]
-            rows = zip(self.vs, self.decays, self.xs, self.decaying, strict=True)
-            self.vs = [_plus(wide(v), c * wide(x)) if n else v for v, c, x, n in rows]
+            pulls = zip(self.vs, self.decays, xs, self.decaying, strict=True)
+            self.vs = [_plus(wide(v), c * wide(x)) if n else v for v, c, x, n in pulls]
 
     def commit(self, sound: Tensor | None) -> None:
         """The new momentum and metric replace the old; where `sound` is a tensor, only if it is true, in place and
@@ -268,19 +281,28 @@ class ByGroup:
         return True
 
     def to_trial(self, *, tested: bool = True, of_batch: bool = True) -> Model:
-        models = []
         noisy = tested and any(p.decays_any or (of_batch and p.direction is not None) for p in self._groups)
-        for number, (p, kept, ways) in enumerate(zip(self._groups, self._kept, self._ways, strict=True)):
-            p.turn()
-            judged = (p.gs if of_batch else p.slopes, p.decays) if noisy else ((), ())
-            try:
-                pieces = [(way, some(numbers, p.xs, kept, p.vs, p.steps, *judged)) for way, numbers in ways]
-                models.append(add_models([way(piece, p.regularizer, self._keep) for way, piece in pieces]))
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the SVD of what is not finite
-                models.append(Model(*torch.full((4 + noisy,), math.nan, dtype=torch.float64, device=p.xs[0].device)))
+        first = [self._through(i, ways, noisy, of_batch) for i, ways in enumerate(self._ways)]
+        again = [self._through(i, ways, noisy, of_batch, self._kept[i]) for i, ways in self._unfinished()]
+        return add_models([model for model in (*first, *again) if model is not None])
+
+    def _through(self, i: int, ways: Ways, noisy: bool, of_batch: bool, xs: list[Tensor] | None = None) -> Model | None:
+        """Proposal i goes these ways; None where it must be gone through again, and xs is where x is then."""
+        p, kept = self._groups[i], self._kept[i]
+        if xs is None or not p.vs:
+            p.turn(xs)
+        judged = (p.gs if of_batch else p.slopes, p.decays) if noisy else ((), ())
+        try:
+            pieces = [(way, some(numbers, p.xs, kept, p.vs, p.steps, *judged)) for way, numbers in ways]
+            models = [way(piece, p.regularizer, self._keep) for way, piece in pieces]
+            done = [model for model in models if model is not None]
+            model = add_models(done) if len(done) == len(models) else None
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the SVD of what is not finite
+            model = Model(*torch.full((4 + noisy,), math.nan, dtype=torch.float64, device=p.xs[0].device))
+        if model is not None or not p.held:
             p.vs, p.slopes, p.steps, p.decays = [], (), (), ()  # room for the trial
-            self._turned(number)
-        return add_models(models)
+            self._turned(i)
+        return model
 
     def put_back(self) -> None:
         for xs, olds in self._moved:
@@ -307,6 +329,10 @@ class ByGroup:
 
     def take_if(self, flag: Tensor, xs: Sequence[Tensor], points: Sequence[Tensor]) -> None:
         take_if(flag, xs, points, looking=not self._capturable)
+
+    def _unfinished(self) -> Iterable[tuple[int, Ways]]:
+        """The proposals that must be gone through again, and how, after all have been once."""
+        return ()
 
     def _turned(self, number: int) -> None:
         """After proposal `number` has moved: what it will remember is known."""

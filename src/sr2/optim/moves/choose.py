@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ...numerics import RUN
+from ...regularizers.base import ZERO
 from .base import ByGroup, Move, Proposal
+from .budgeted import Budgeted, is_budget
 from .compiled import compiled
 from .flat import chunk, chunked, joined
 from .fused import FusedMove
@@ -43,9 +45,9 @@ def choose(
     """
     if foreach is None and all(all(p.counted) for p in proposals) and FusedMove.fits(proposals):
         return FusedMove(capturable=capturable)
-    # Where nothing is remembered, `joined` takes fewer calls.
-    remembers = any(p.metric is not None or p.direction is not None for p in proposals)
-    if foreach is not False and not capturable and remembers:
+    # Where nothing is remembered, `joined` takes fewer calls; but a budget is chosen by it all.
+    strips = any(p.metric is not None or p.direction is not None or is_budget(p) for p in proposals)
+    if foreach is not False and not capturable and strips:
         way = compiled if compile else chunk
         layouts = [_layout(numbers, [proposals[i] for i in numbers], buffers, way) for numbers in _together(proposals)]
         if any(isinstance(layout, Layout) for layout in layouts):
@@ -55,30 +57,41 @@ def choose(
 
 
 def _together(proposals: Sequence[Proposal]) -> list[list[int]]:
-    """The groups whose tensors are one to metric, direction and R, as long as they have one decay; the others alone."""
-    fit = [i for i, p in enumerate(proposals) if _entrywise(p)]
-    if len(decays_of([proposals[i] for i in fit])) > 1:
-        fit = fit[:1]
-    return [*([fit] if fit else []), *([i] for i in range(len(proposals)) if i not in fit)]
+    """The groups whose tensors are one to metric, direction and R, as long as they have one decay; the others alone.
+
+    What has no R goes with the first budget, whose tensors are gone through twice: two sets would cost more.
+    """
+    fit = [i for i, p in enumerate(proposals) if p.regularizer.separable and _entrywise(p)]
+    budgets = [i for i, p in enumerate(proposals) if is_budget(p) and _entrywise(p)][:1]
+    free = [i for i in fit if proposals[i].regularizer is ZERO] if budgets else []
+    sets = [budgets + free, [i for i in fit if i not in free]]
+    sets = [s if len(decays_of([proposals[i] for i in s])) <= 1 else s[:1] for s in sets]
+    known = {i for s in sets for i in s}
+    return [*(s for s in sets if s), *([i] for i in range(len(proposals)) if i not in known)]
 
 
 def _entrywise(p: Proposal) -> bool:
     entrywise = all(part is None or part.entrywise for part in (p.metric, p.direction))
-    return entrywise and p.regularizer.separable and all(p.counted) and all(x.is_cpu for x in p.xs)
+    return entrywise and all(p.counted) and all(x.is_cpu for x in p.xs)
 
 
 def _layout(numbers: Sequence[int], ps: Sequence[Proposal], buffers: dict[Tensor, Tensor], way: Way) -> Layout | AsOne:
     """How the tensors of groups that take the same step are laid out: in sets, what decays first; and the others."""
-    xs, gs, states, decaying = rows(ps)
-    if not _entrywise(ps[0]):
+    xs, gs, states, decaying, budgeted = rows(ps)
+    budget = is_budget(ps[0])
+    if not (budget or ps[0].regularizer.separable) or not _entrywise(ps[0]):
         return AsOne(numbers[0], _kept(xs, buffers), _ways(ps[0], flat=True, compile=way is compiled))
     alone = ps[0].metric is None  # one number is then the decay of a whole tensor
-    pasts = [(alone and n > 0, past(x, state)) for n, x, state in zip(decaying, xs, states, strict=True)]
-    sets, others = _apart(xs, gs, pasts)
-    sets = [sorted(numbers, key=lambda i: not decaying[i]) for numbers in sets]
+    # What decays and what is under a budget are both first: so nothing else beside a budget may decay.
+    kinds = [
+        (alone and n > 0, budget and n > m, past(x, state))
+        for n, m, x, state in zip(decaying, budgeted, xs, states, strict=True)
+    ]
+    sets, others = _apart(xs, gs, kinds)
+    sets = [sorted(numbers, key=lambda i: (not decaying[i], not budgeted[i])) for numbers in sets]
     groups = {i: len(p.xs) for i, p in zip(numbers, ps, strict=True)}
     kept = dict(zip(others, _kept([xs[i] for i in others], buffers), strict=True))
-    return Layout(groups, ps, sets, kept, way)
+    return (Budgeted if budget else Layout)(groups, ps, sets, kept, way)
 
 
 def _ways(p: Proposal, *, flat: bool, compile: bool) -> Ways:  # noqa: A002

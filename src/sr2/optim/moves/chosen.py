@@ -71,7 +71,7 @@ class Budgets:
         """From the scores: the least score of each tensor that is chosen, and where equal ones end."""
         for budget, n, k in zip(self._budgets, self._sums, self._ks, strict=True):
             if budget.shrinks:
-                k.copy_(budget.budget(n))
+                k.fill_(budget.budget(n))
         self._search.find(self._scores, self._ks)
 
     def exceeded(self) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...numerics import RUN, cut, dense, end_to_end, exact_sum, in_runs, wide
-from ...regularizers.base import Regularizer
+from ...regularizers.base import ZERO, Regularizer
 from .base import add_models, model_of, proximal_point
 from .pieces import Keep, Model, Piece
 
@@ -118,9 +118,9 @@ def _known(piece: Piece, regularizer: Regularizer) -> bool:
 
 def _in_place(piece: Piece, regularizer: Regularizer) -> Model:
     """x <- x + s of one chunk, and the scalars of the model, as `loop` has them; sums as `exact_sum` takes them."""
-    (x,), (old,), (v,), (step,), gs, decays = piece
+    (x,), (old,), (v,), (step,), *_ = piece
     a, b, _ = regularizer.coefficients or (0.0, 0.0, 0.0)
-    s, t = (buffer[: x.numel()].view(x.shape) for buffer in _scratch.buffers(x.dtype, ROWS * RUN))
+    s, t = _scratch_for(x)
     torch.sub(old, torch.mul(v, step, out=t), out=x)
     if isinstance(step, Tensor):
         if a:
@@ -132,6 +132,22 @@ def _in_place(piece: Piece, regularizer: Regularizer) -> Model:
         torch.ops.aten.softshrink.out(x, min(a * step, torch.finfo(x.dtype).max), out=x)
     elif b:
         torch.ops.aten.hardshrink.out(x, min((2 * b * step) ** 0.5, torch.finfo(x.dtype).max), out=x)
+    model = _sums(piece)
+    if a:
+        torch.sub(torch.abs(old, out=t), torch.abs(x, out=s), out=t)
+    elif b:
+        torch.sub(torch.ne(old, 0, out=t), torch.ne(x, 0, out=s), out=t)
+    return model._replace(dR=(a or b) * exact_sum(t)) if a or b else model
+
+
+def sums(piece: Piece) -> Model:
+    """The scalars of the model of one tensor that has moved, but R's."""
+    return _sums(piece) if _known(piece, ZERO) else model_of(piece, piece.xs, ZERO)
+
+
+def _sums(piece: Piece) -> Model:
+    (x,), (old,), (v,), (step,), gs, decays = piece
+    s, t = _scratch_for(x)
     torch.sub(x, old, out=s)
     vs, noise = exact_sum(torch.mul(v, s, out=t)), None
     if gs:
@@ -147,11 +163,12 @@ def _in_place(piece: Piece, regularizer: Regularizer) -> Model:
     else:
         ss = torch.linalg.vector_norm(s, 2, 1).double().square_().sum()  # in one pass, not two
         sBs = ss / step
-    if a:
-        torch.sub(torch.abs(old, out=t), torch.abs(x, out=s), out=t)
-    elif b:
-        torch.sub(torch.ne(old, 0, out=t), torch.ne(x, 0, out=s), out=t)
-    return Model(vs, (a or b) * exact_sum(t) if a or b else torch.zeros_like(vs), ss, sBs, noise)
+    return Model(vs, torch.zeros_like(vs), ss, sBs, noise)
+
+
+def _scratch_for(x: Tensor) -> tuple[Tensor, Tensor]:
+    s, t = _scratch.buffers(x.dtype, ROWS * RUN)
+    return s[: x.numel()].view(x.shape), t[: x.numel()].view(x.shape)
 
 
 class _Scratch(threading.local):

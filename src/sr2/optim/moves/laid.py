@@ -8,7 +8,7 @@ it is in the cache, and nothing is made that is as large as a tensor but what is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -71,6 +71,12 @@ class InStrips(ByGroup):
             for owner in layout.owners:
                 owner.commit()
 
+    def _unfinished(self) -> Iterator[tuple[int, Ways]]:
+        first = 0
+        for layout in self._layouts:
+            yield from ((first + k, ways) for k, ways in layout.again())
+            first += len(layout.strips)
+
     def _turned(self, number: int) -> None:
         strip = self._strips[number]
         strip.owner.note(strip.number, self._groups[number])
@@ -114,6 +120,9 @@ class AsOne:
     def of(self, ps: Sequence[Proposal]) -> list[Proposal]:
         return list(ps)
 
+    def again(self) -> Iterable[tuple[int, Ways]]:
+        return ()
+
     def note(self, _: int, p: Proposal) -> None:
         self._turned = p
 
@@ -128,7 +137,7 @@ class Layout:
         groups: the numbers of the groups, each with that of its tensors.
         ps: those groups.
         sets: the numbers of the tensors of each set, counted over the groups: they have the same past (see `past`), and
-            what decays is first.
+            what decays is first, as is what is under a budget.
         kept: where x is kept of all other tensors, by their numbers.
         way: of a strip.
     """
@@ -141,7 +150,7 @@ class Layout:
         kept: Mapping[int, Tensor],
         way: Way,
     ) -> None:
-        xs, _, states, _ = rows(ps)
+        xs, _, states, *_ = rows(ps)
         Rs = [p.regularizer for p in ps for _ in p.xs]
         self.groups = groups
         self.sets = [_Set(xs, Rs, states, numbers) for numbers in sets]
@@ -165,31 +174,38 @@ class Layout:
 
     def of(self, ps: Sequence[Proposal]) -> list[Proposal]:
         """The groups, strip by strip."""
-        xs, gs, states, decaying = rows(ps)
+        xs, gs, states, decaying, budgeted = rows(ps)
         decay = next(iter(decays_of(ps)), 0.0)
 
-        def one(R: Regularizer, x: Tensor, g: Tensor, state: State, n: int) -> Proposal:
+        def one(R: Regularizer, x: Tensor, g: Tensor, state: State, decays: int, budget: int) -> Proposal:
             p = replace(ps[0], regularizer=R, xs=[x], gs=[g], states=[state], counted=[])
-            p.decay, p.decaying = decay, [n]
+            p.decay, p.decaying, p.budgeted = decay, [decays], [budget]
             return p
 
         found = []
         for s in self.sets:
             torch._foreach_copy_(s.parts, s.xs)
             g = end_to_end([gs[i] for i in s.numbers])
-            found.append(one(s.regularizer, s.x, g, s.state, sum(decaying[i] for i in s.numbers)))
+            first = (sum(of[i] for i in s.numbers) for of in (decaying, budgeted))
+            found.append(one(s.regularizer, s.x, g, s.state, *first))
         for c in self._cuts:
             parts = c.strips(xs[c.number], gs[c.number], states[c.number])
-            found += [one(c.regularizer, *part, part[0].numel() if decaying[c.number] else 0) for part in parts]
+            of_all = [bool(of[c.number]) for of in (decaying, budgeted)]
+            found += [one(c.regularizer, *part, *(all_ * part[0].numel() for all_ in of_all)) for part in parts]
         return found
 
+    def again(self) -> Iterable[tuple[int, Ways]]:
+        """The strips to go through again once all have been gone through, and how: none."""
+        return ()
 
-def rows(ps: Sequence[Proposal]) -> tuple[list[Tensor], list[Tensor], list[State], list[int]]:
-    """x, g, the states and what decays, of all tensors of the groups."""
+
+def rows(ps: Sequence[Proposal]) -> tuple[list[Tensor], list[Tensor], list[State], list[int], list[int]]:
+    """x, g, the states, what decays and what is under a budget, of all tensors of the groups."""
     if len(ps) == 1:
-        return ps[0].xs, ps[0].gs, ps[0].states, list(ps[0].decaying)
+        return ps[0].xs, ps[0].gs, ps[0].states, list(ps[0].decaying), list(ps[0].budgeted)
     xs, gs = [x for p in ps for x in p.xs], [g for p in ps for g in p.gs]
-    return xs, gs, [state for p in ps for state in p.states], [n for p in ps for n in p.decaying]
+    first = ([n for p in ps for n in p.decaying], [n for p in ps for n in p.budgeted])
+    return xs, gs, [state for p in ps for state in p.states], *first
 
 
 def decays_of(ps: Sequence[Proposal]) -> set[Any]:
@@ -307,11 +323,11 @@ class _Cut:
         self._state.update(self._new)
 
     def _room(self, name: str, dtype: torch.dtype) -> Tensor:
-        rooms = self._rooms.setdefault(name, [])
+        rooms = self._rooms.get(name, [])
         free = next((room for room in rooms if room is not self._state.get(name) and room.dtype == dtype), None)
         if free is None:
             free = torch.empty_like(self._like, dtype=dtype, device="cpu")
-            rooms[:] = [*rooms[-1:], free]
+            self._rooms[name] = [*rooms[-1:], free]  # once it is there: an interrupt leaves no empty list
         return free
 
 

@@ -42,7 +42,8 @@ class Piece(NamedTuple):
 
 Keep = Callable[[Piece], None]
 """Copies x of a piece to where it is kept, and notes so; to be called before the piece is moved."""
-Way = Callable[[Piece, Regularizer, Keep], Model]
-"""x <- x + s for the tensors of one group, in place; returns the scalars of the model."""
+Way = Callable[[Piece, Regularizer, Keep], Model | None]
+"""x <- x + s for the tensors of one group, in place; returns the scalars of the model. None where it is not done yet,
+since it needs the other tensors: they are gone through again."""
 Ways = Sequence[tuple[Way, Sequence[int]]]
 """Of a group, with the numbers of the tensors that go each of them."""
