@@ -1,0 +1,32 @@
+"""The device's paths without a device: what is asked of them is in `on_fake_cuda.py`, how in `fake_cuda.py`.
+
+In processes of their own: the tests of this one may have asked Triton to interpret, and what lets torch be on a CUDA
+device cannot be taken back. In CI a part of the cases, in turn each way of each R; in `make torture` all of them.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device: see test_cuda.py"),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch's guard of a device needs g++"),
+]
+FEW = ["regularizers=5 options=5", "optimizers=5 mistakes few_launches"]
+ALL = [pytest.param(part, marks=pytest.mark.torture) for part in ("regularizers", "all_launches")]
+
+
+@pytest.mark.parametrize("parts", FEW + ALL)
+def test_steps_on_a_device_that_is_not_there(parts, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-m", "tests.optim.on_fake_cuda", *parts.split()]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
