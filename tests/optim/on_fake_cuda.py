@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sr2
-from sr2 import L0, L1, SR2, ElasticNet, KeepZeros, L0Ball, ProxGEN, Regularizer, Ridge
+from sr2 import L0, L1, SR2, ElasticNet, KeepZeros, L0Ball, ProxGEN, Regularizer, Ridge, param_groups
 from sr2.directions import Average
 from sr2.optim.moves.fused import SCORE
 from sr2.rules import Evidence, Follow, Ratio, Tolerant, Verdict
@@ -50,9 +50,16 @@ class Case(NamedTuple):
 
 
 def network(dtype: torch.dtype) -> nn.Module:
-    """Several layouts, and more entries than a chunk of the kernels has."""
+    """Several layouts, and more entries than a chunk of the kernels has. No norm has a scale: a read that is answered
+    with a one would say of it that the network was trained before."""
     with torch.device("cuda"):
-        layers = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 15)
+        layers = (
+            nn.Conv2d(3, 8, 3, bias=False),
+            nn.BatchNorm2d(8, affine=False),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(288, 15),
+        )
         model = nn.Sequential(*layers)
     for p in model.parameters():
         p.data = p.data.to(dtype)
@@ -138,6 +145,20 @@ OPTIONS: list[dict[str, Any]] = [
     {"penalize": "all"},
     {"direction": Average(0.5)},
 ]
+
+
+class WithObjective(SR2):
+    """Its steps are tested on another function than the batch's loss."""
+
+    def step(self, closure: Any = None) -> Tensor:  # type: ignore[override]
+        return super().step(closure, objective=closure)
+
+
+def in_groups(model: nn.Module, R: Regularizer | None, **options: Any) -> SR2:
+    """Groups of which one has no R, and so a decay of its own."""
+    return SR2(param_groups(model, [("0.*", R), ("*", None)]), **options)
+
+
 FUSED = [None, L0Ball(density=0.1), L1(1e-4), L0(1e-4), ElasticNet(1e-4, 1e-3), Ridge(0.1, L0Ball(k=50))]
 """What the kernel knows."""
 
@@ -150,6 +171,9 @@ def of_options() -> Iterator[Case]:
             yield Case(SR2, R, {**sigma, **options, "capturable": True})
         yield Case(SR2, L1(1e-4), {**sigma, **options, "foreach": True, "capturable": True})
         yield Case(SR2, L0Ball(density=0.1), {**sigma, **options, "capturable": False})
+        if "penalize" not in options:
+            yield Case(in_groups, L1(1e-4), {**sigma, **options, "capturable": True})
+        yield Case(WithObjective, None, {**sigma, **options, "capturable": True})
     for dtype, (foreach, capturable) in itertools.product((torch.bfloat16, torch.float64), WAYS):
         for R in (L1(1e-4), L0Ball(density=0.1)):
             yield Case(SR2, R, {"sigma": 3.0, "foreach": foreach, "capturable": capturable}, dtype)

@@ -1,7 +1,7 @@
 """The device's paths without a device: what is asked of them is in `on_fake_cuda.py`, how in `fake_cuda.py`.
 
 In processes of their own: the tests of this one may have asked Triton to interpret, and what lets torch be on a CUDA
-device cannot be taken back. In CI a part of the cases, in turn each way of each R; in `make torture` all of them.
+device cannot be taken back. In CI one of five or seven cases, in turn of each kind; in `make torture` all of them.
 """
 
 import os
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device: see test_cuda.py"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch's guard of a device needs g++"),
 ]
-FEW = ["regularizers=5 options=5", "optimizers=5 mistakes few_launches"]
+FEW = ["regularizers=5 options=7", "optimizers=5 mistakes few_launches"]
 ALL = [pytest.param(part, marks=pytest.mark.torture) for part in ("regularizers", "all_launches")]
 
 
