@@ -108,6 +108,9 @@ class Launches:
         self.seen: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}
 
     def note(self, *, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - Triton's own word
+        assert not compile["enable_fp_fusion"], (
+            f"{fn.name} must say enable_fp_fusion=False: Triton warns where it is not said"
+        )
         self.seen.setdefault((fn.name, key), (fn.jit_function, compile))
         return True  # "it is compiled elsewhere": nothing is launched then
 

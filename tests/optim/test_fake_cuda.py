@@ -4,14 +4,18 @@ In processes of their own: the tests of this one may have asked Triton to interp
 device cannot be taken back. In CI one of five or seven cases, in turn of each kind; in `make torture` all of them.
 """
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+
+import sr2
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -30,3 +34,15 @@ def test_steps_on_a_device_that_is_not_there(parts, tmp_path):
     root = Path(__file__).parents[2]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+KERNELS = [path for path in Path(sr2.__file__).parent.rglob("*.py") if "@triton.jit" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
+def test_numbers_in_kernels_are_float32s(path):
+    """What stands alone in `tl.where` or `tl.store` is one when compiled, beside float64 too; not when interpreted."""
+    numbers = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+    floats = [number for number in numbers if isinstance(number, float)]
+    limits = np.finfo(np.float32)
+    assert [x for x in floats if limits.tiny <= x <= limits.max and float(np.float32(x)) != x] == []

@@ -258,6 +258,7 @@ class FusedMove:
             END=pairs[1],
             CHUNK=CHUNK,
             BLOCK=BLOCK,
+            enable_fp_fusion=False,
         )
 
     def _lay_out(self, layout: tuple[Any, ...]) -> None:
