@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L0, L1, SR2, ElasticNet, L0Ball
+from sr2 import L0, L1, SR2, ElasticNet, L0Ball, param_groups
 from sr2.optim import CapturedStep
 from sr2.optim.moves.choose import choose
 from sr2.optim.moves.fused import FusedMove
@@ -215,6 +215,16 @@ def test_a_shrinking_budget_is_had_exactly_under_replay():
             accepted += 1
             assert sum(int(p.count_nonzero()) for p in weights) == budget, t
     assert accepted > 20
+
+
+def test_a_group_under_a_penalty_beside_one_that_decays_is_captured():
+    model, (xs, ys) = network(dropout=0.0), data()
+    optimizer = SR2(param_groups(model, [("0.*", L1(1e-4)), ("*", None)]), capturable=True)
+    step = CapturedStep(optimizer, lambda: optimizer.step(lambda: F.cross_entropy(model(xs[0]), ys[0])))
+    for _ in range(5):
+        step()
+    assert [bool(group["weight_decay"]) for group in optimizer.param_groups] == [False, True]
+    assert optimizer.counts["accepted"] > 3
 
 
 def test_no_host_read():

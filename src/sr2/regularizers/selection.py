@@ -266,16 +266,19 @@ class Search:
                 BITS=width,
                 ROWS=max(TABLE >> width, 1),
                 num_warps=8,
+                enable_fp_fusion=False,
             )
         tied = (self.least, self.ends, self._ties)
-        kernels().count_ties[(self._runs,)](bits, self._owner, *tied, RUN=RUN)
-        kernels().find_ends[(self._vectors,)](bits, self._first_runs, *tied, RUN=RUN, BLOCK=BLOCK, num_warps=8)
+        kernels().count_ties[(self._runs,)](bits, self._owner, *tied, RUN=RUN, enable_fp_fusion=False)
+        sizes = {"RUN": RUN, "BLOCK": BLOCK, "num_warps": 8}
+        kernels().find_ends[(self._vectors,)](bits, self._first_runs, *tied, **sizes, enable_fp_fusion=False)
 
     def count(self, bits: Tensor, row: int, counts: Tensor) -> None:
         """The launch that reads the scores, for one digit."""
         shift, width = DIGITS[row]
         work = (bits, self._owner, self._least[row], counts, self._seen)
-        kernels().count_digits[(self._runs,)](*work, FEW=row >= FULL, SHIFT=shift, BITS=width, RUN=RUN)
+        digit = {"FEW": row >= FULL, "SHIFT": shift, "BITS": width, "RUN": RUN}
+        kernels().count_digits[(self._runs,)](*work, **digit, enable_fp_fusion=False)
 
     def taken(self, scores: Tensor) -> Tensor:
         """What `find` has found, as booleans as long as the scores."""

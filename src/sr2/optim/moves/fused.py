@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...numerics import Rounding, capturing, take_if, total
+from ...regularizers.base import as_tensor
 from ..parts.averaging import move_toward
 from ..parts.rules import Rule
 from ..parts.testing import FAR, LARGEST
@@ -159,8 +160,7 @@ class FusedMove:
         owner = [i if decays else -1 for i, p in enumerate(self.proposals) for decays in p.decaying]
         if not any(isinstance(p.decay, Tensor) for p in self.proposals):
             return self._table("decays", [0.0 if i < 0 else self.proposals[i].decay for i in owner], torch.float64)
-        device = self._xs[0].device
-        of_groups = [torch.as_tensor(p.decay, dtype=_F64, device=device) for p in self.proposals]
+        of_groups = [as_tensor(p.decay, p.xs[0]) for p in self.proposals]
         return torch.stack([*of_groups, of_groups[0].new_zeros(())])[self._table("owner", owner, torch.int64)]
 
     def _noise(self, *, of_batch: bool) -> Tensor | None:
@@ -259,6 +259,7 @@ class FusedMove:
             END=pairs[1],
             CHUNK=CHUNK,
             BLOCK=BLOCK,
+            enable_fp_fusion=False,
         )
 
     def _lay_out(self, layout: tuple[Any, ...]) -> None:
