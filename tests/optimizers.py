@@ -147,7 +147,7 @@ def algorithm_1_twin(problem, *, sigma, eta1, eta2, gamma1, gamma2, gamma3, sigm
 
 LIVELY = {"sigma": 0.1, "eta1": 0.1, "eta2": 0.75, "gamma1": 2.0, "gamma2": 3.0, "gamma3": 0.7, "sigma_min": 0.1}
 PAPER = {"sigma": 0.2, "eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma2": 5.56, "gamma3": 0.8, "sigma_min": 1e-6}
-DEFAULTS = {"sigma": 0.2, "sigma_min": 1e-6}
+DEFAULTS = {"sigma": 0.15, "sigma_min": 1e-6}
 OF_SR2 = [
     ({"sigma": 0.0}, "SR2: sigma must be a number at least 1e-06"),
     ({"sigma": 1e-9}, "sigma"),
