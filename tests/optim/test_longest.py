@@ -93,7 +93,7 @@ def test_a_wrong_length_is_one_sentence(wrong):
 
 
 @pytest.mark.parametrize(
-    ("R", "longest", "rise"), [(None, 1.0, 3.0), (L1(1e-4), 5.0, 1.0), (L0Ball(density=0.5), 5.0, 1.0)]
+    ("R", "longest", "rise"), [(None, 1.0, 3.0), (L1(1e-4), 5.0, 1.0), (L0Ball(density=0.5), 2.0, 1.0)]
 )
 @pytest.mark.parametrize("capturable", [False, True])
 def test_what_auto_is(R, longest, rise, capturable):

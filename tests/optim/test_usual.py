@@ -24,7 +24,7 @@ def test_a_longer_step_takes_no_more_of_a_weight(capturable):
 @pytest.mark.parametrize("R", [None, L0Ball(density=0.9)], ids=str)
 @pytest.mark.parametrize(
     ("told", "left"),
-    [({}, 0.03), ({"steps": 800, "steps_per_epoch": 8}, 0.03), ({"weight_decay": 0.25}, 1.0)],  # |x| < 1 / w, as AdamW
+    [({}, 0.05), ({"steps": 800, "steps_per_epoch": 8}, 0.05), ({"weight_decay": 0.25}, 1.0)],  # |x| < 1 / w, as AdamW
     ids=str,
 )
 def test_a_solution_far_from_the_start_is_reached(R, told, left):
@@ -49,7 +49,7 @@ def network():
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize(
     ("R", "longest"),
-    [(None, 1), (L1(1e-6), 5), (L0Ball(density=0.9), 5), (Ridge(1e-6, L0Ball(density=0.9)), 5)],
+    [(None, 1), (L1(1e-6), 5), (L0Ball(density=0.9), 2), (Ridge(1e-6, L0Ball(density=0.9)), 2)],
     ids=str,
 )
 def test_sigma_0_is_at_least_the_usual_one_or_a_fifth_of_it_beside_a_regularizer(R, longest, capturable, estimated):

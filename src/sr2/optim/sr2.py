@@ -83,8 +83,8 @@ class SR2(Reading, ProximalOptimizer):
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
-            along the first step, without R at least the rule's usual one, under R a fifth of it; or without a metric
-            the largest. Doubled until the prox leaves half of the weights.
+            along the first step, at least the rule's usual one, under budgets half and under penalties a fifth of it;
+            or without a metric the largest. Doubled until the prox leaves half of the weights.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1, eta2, gamma1, gamma2 and
             gamma3 are shorthand for Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring
             Algorithm 1's other defaults: metric=None, momentum=0, weight_decay=0, average=False.

@@ -28,6 +28,9 @@ FIRST = 100.0
 TRIES = 24
 ABSURD = 1e9
 """A sigma_0 of so much says something of the network's corners, and nothing of how far x should move."""
+LONGEST = {"no R": 1.0, "budgets": 2.0, "penalties": 5.0}
+"""How many usual steps one may be where batches do not agree (docs/choices.md). Under penalties long steps make zeros;
+a batch calls any step good that moves what it alone touches, so there is a bound."""
 Penalized = Sequence[tuple[Regularizer | None, list[Tensor]]]
 """Each group's regularizer and the tensors that are trained."""
 Left = list[tuple[Tensor, Tensor]]
@@ -266,13 +269,13 @@ class Seen(NamedTuple):
     not to be compared with it, in a metric that does not make steps of that size."""
     trained: bool
     """The network was trained before: what is learnt does not bear the steps of a fresh one."""
-    regularized: bool
-    """Some group has an R."""
+    longest: float
+    """How many usual steps one may be."""
 
     def choose(self, rule: Rule, decay: Decay, groups: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """The rule's constants by name; and the groups get their weight decay."""
         decay.decide(groups, self.size)
-        return rule.choose(self.R, 0.0 if self.trained else self.size, self.regularized)
+        return rule.choose(self.R, 0.0 if self.trained else self.size, self.longest)
 
 
 def seen_at_x0(
@@ -282,7 +285,7 @@ def seen_at_x0(
     if capturing():
         raise RuntimeError("what the rule takes from x_0 needs a step before a CUDA graph is captured")
     R: list[Any] = [value_at(r, params, together) for r, params in penalized if r is not None and params]
-    known = (_was_trained(groups, together), any(r is not None for r, _ in penalized))
+    known = (_was_trained(groups, together), longest([r for r, _ in penalized if r is not None]))
     if metric is None or not metric.normalizes:
         return Seen(float(sum(R)), 0.0, *known)
     weights = [local(p).detach() for _, params in penalized for p in params if p.dim() > 1 and together.counts(p)]
@@ -290,6 +293,13 @@ def seen_at_x0(
     sums += [torch.stack([exact_sum(wide(x).abs()).cpu(), (x != 0).sum().double().cpu()]) for x in weights]
     total, count = together.sum(torch.stack(sums).sum(0)).tolist()
     return Seen(float(sum(R)), math.sqrt(math.pi / 2) * total / count if count else 0.0, *known)
+
+
+def longest(given: Sequence[Regularizer]) -> float:
+    """Of `LONGEST`, under these regularizers."""
+    if not given:
+        return LONGEST["no R"]
+    return LONGEST["penalties" if all(r.penalizes and not r.strict for r in given) else "budgets"]
 
 
 def _was_trained(groups: Sequence[Mapping[str, Any]], together: Processes) -> bool:

@@ -250,13 +250,13 @@ class Rule(Plain, ABC):
         """Whether `choose` has something to take from x_0."""
         return False
 
-    def choose(self, R: float, size: float, regularized: bool) -> dict[str, Any]:
+    def choose(self, R: float, size: float, longest: float) -> dict[str, Any]:
         """Constants that follow from x_0, by name, to be replaced in this rule; saved with the optimizer.
 
         Args:
             R: R(x_0).
             size: of the weights, see `start.Seen`; 0 also of a network that was trained before.
-            regularized: whether some group has an R.
+            longest: how many usual steps one may be (`start.LONGEST`), 1 without R.
         """
         return {}
 
@@ -318,7 +318,7 @@ class Ratio(Rule):
     def undecided(self) -> bool:
         return isinstance(self.gamma3, str)
 
-    def choose(self, R: float, size: float, regularized: bool) -> dict[str, Any]:
+    def choose(self, R: float, size: float, longest: float) -> dict[str, Any]:
         return {"gamma3": gamma3_for(R)} if self.undecided else {}
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:

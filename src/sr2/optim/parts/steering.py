@@ -18,9 +18,6 @@ KNOWN = 2.0
 """A predicted decrease of so many times its slack is more than rounding."""
 USUAL = 0.1
 """A step of this share of the weights' size is usual: AdamW's best learning rates are near it (docs/steps.md)."""
-LONGEST = 5.0
-"""Under R steps may be so many times as long as usual. Long ones make zeros, so it is more than 1; a batch calls any
-step good that moves what it alone touches, so there is a bound (docs/choices.md)."""
 RISE = 3.0
 """Without R a step may lose so many times what it promised (docs/choices.md)."""
 AGREES, DOUBTS = 0.25, 2.0
@@ -63,7 +60,7 @@ class Tolerant(Rule):
             metric, and inf for a network that was trained before: one with a norm whose scale differs from entry to
             entry.
         longest: >= 1, how many times the usual step one may be where batches do not agree; inf for any. "auto" is 1,
-            and 5 under R.
+            under budgets 2, and under penalties, whose zeros long steps make, 5.
     """
 
     rise: float | str = "auto"
@@ -94,9 +91,9 @@ class Tolerant(Rule):
     def undecided(self) -> bool:
         return "auto" in (self.rise, self.usual, self.longest)
 
-    def choose(self, R: float, size: float, regularized: bool) -> dict[str, Any]:
+    def choose(self, R: float, size: float, longest: float) -> dict[str, Any]:
         usual = 1 / (USUAL * size) if size > 0 else math.inf
-        found = {"rise": 1.0 if regularized else RISE, "usual": usual, "longest": LONGEST if regularized else 1.0}
+        found = {"rise": 1.0 if longest > 1 else RISE, "usual": usual, "longest": longest}
         return {name: value for name, value in found.items() if getattr(self, name) == "auto"}
 
     @property
