@@ -122,8 +122,15 @@ def keep_zeros(model: Tensors, optimizer: torch.optim.Optimizer) -> RemovableHan
     >>> sparsity(layer).zeros
     8
     """
+    tensors = [p for _, p in _named(model)]
+    stepped = {place for group in optimizer.param_groups for p in group["params"] for place in _places(p)}
+    if not any(place in stepped for p in tensors for place in _places(p)):
+        raise ValueError(
+            f"keep_zeros: this {type(optimizer).__name__} steps none of the {len(tensors)} tensors of "
+            f"{type(model).__name__}: give the optimizer of this model"
+        )
     with torch.no_grad():
-        masks = [(p, zero) for p, zero in ((p, p == 0) for _, p in _named(model)) if bool(zero.any())]
+        masks = [(p, zero) for p, zero in ((p, p == 0) for p in tensors) if bool(zero.any())]
 
     @torch.no_grad()
     def put_back(*_: object) -> None:
@@ -134,6 +141,12 @@ def keep_zeros(model: Tensors, optimizer: torch.optim.Optimizer) -> RemovableHan
                 average.masked_fill_(local(zero).to(average.device), 0.0)
 
     return optimizer.register_step_post_hook(put_back)
+
+
+def _places(p: Tensor) -> tuple[int, ...]:
+    """What tells that two tensors are one: themselves, or their memory, as of a state dict's."""
+    memory = local(p).untyped_storage().data_ptr()
+    return (id(p), memory) if memory else (id(p),)
 
 
 def _at_most(p: Tensor, bound: float) -> Tensor:
