@@ -301,6 +301,27 @@ def test_a_group_that_comes_late_is_on_the_same_path():
     assert nonzeros(model) == 24
 
 
+def test_a_layer_that_is_frozen_on_the_way_is_told():
+    """It keeps the nonzeros that it has, and the budget is of what is left to train."""
+    model, optimizer, closures = trained("budget", 11)
+    model[0].weight.requires_grad_(False)
+    words = r"160 of 240 weights under L0Ball\(density=0.1\) \(group 0\) were frozen with more nonzeros than it allows"
+    with pytest.warns(UserWarning, match=words):
+        run(optimizer, closures, 1)
+    run(optimizer, closures, 30)
+    assert int(torch.count_nonzero(model[2].weight)) == 8
+    assert nonzeros(model) > 24
+
+
+def test_a_layer_that_is_frozen_once_the_budget_is_reached_is_not_told():
+    model, closures = problem()
+    optimizer = SR2(model, L0Ball(density=0.1, floor=1), reach=(3, 20))
+    run(optimizer, closures, 40)
+    model[0].weight.requires_grad_(False)
+    run(optimizer, closures, 5)
+    assert nonzeros(model) == 24
+
+
 @pytest.mark.parametrize("R", [None, L0Ball(density=0.1)], ids=str)
 @pytest.mark.parametrize("ridge", [False, True])
 def test_a_group_that_comes_late_does_not_move_those_on_their_path(R, ridge, recwarn):

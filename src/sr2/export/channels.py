@@ -54,7 +54,9 @@ def followed(model: nn.Module, example: tuple[Tensor, ...]) -> Rules:
 def _with_united(outputs: list[Tensor], rules: Rules) -> Tensor:
     """These atoms and those that go with them, but for what must stay for another reason."""
     everything = torch.arange(len(rules.atoms.parent))
-    own = torch.isin(everything, torch.cat([atoms.unique() for atoms in outputs])) if outputs else everything < 0
+    own = torch.zeros_like(everything, dtype=torch.bool)
+    for atoms in outputs:
+        own[atoms.flatten()] = True
     classes = rules.atoms.classes(everything)
     return everything[own | (torch.isin(classes, classes[own]) & (classes != FIXED))]
 
