@@ -184,6 +184,16 @@ class _Sparse(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
+    def stored_entries(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+        """Of each tensor of the dense layer what is stored, and its shape: the rest is zero. `sparsity` asks for it."""
+        stored = {"weight": (self.weight.values(), self.dense_shape)}
+        return stored if self.bias is None else {**stored, "bias": (self.bias.flatten(), (self.bias.numel(),))}
+
+    @property
+    def dense_shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return tuple(self.weight.shape)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = type(self).__new__(type(self))
         memo[id(self.weight)] = self.weight.clone()  # torch has no copy.deepcopy of a CSR tensor
@@ -229,10 +239,14 @@ class SparseConv2d(_Sparse):
         self.register_buffer("bias", None if dense.bias is None else dense.bias.detach().clone()[:, None])
         self.register_buffer("taps", used)
         self.kernel_size, self.stride, self.dilation = dense.kernel_size, dense.stride, dense.dilation
-        self.shape = tuple(dense.weight.shape)
+        self.shape = tuple(dense.weight.shape)  # of `weight`, taps that no filter reads are left out
         self.padding = tuple(dense._reversed_padding_repeated_twice)
         self.padding_mode = "constant" if dense.padding_mode == "zeros" else dense.padding_mode
         self._starts: dict[tuple[int, ...], Tensor] = {}
+
+    @property
+    def dense_shape(self) -> tuple[int, ...]:
+        return self.shape
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 3:
