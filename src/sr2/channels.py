@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ MOST = 0.9
 
 def channel_groups(
     model: nn.Module,
-    example: Tensor | Sequence[Tensor],
+    example: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
     density: float,
     *,
     floor: float | None = None,
@@ -43,13 +43,13 @@ def channel_groups(
     >>> groups = channel_groups(model, torch.zeros(1, 3, 8, 8), density=0.5)
     >>> print(SR2(groups, steps=1000))  # doctest: +ELLIPSIS
     SR2(...
-      group 0: 3 tensors, 232 parameters, L0Ball(density=0.5, groups=<8 channels of 1 layers>)
-      group 1: 2 tensors, 2,890 parameters, no regularizer
+      group 0: 3 tensors, 232 parameters, L0Ball(density=0.5, groups=<8 channels of 1 layers>)...
+      group 1: 2 tensors, 2,890 parameters, no regularizer...
     )
 
     Args:
         model: a network that torch.fx can follow; it is not changed.
-        example: one input, or a tuple of them, as for `shrink`.
+        example: one input, or a tuple or dict of them, as for `shrink`.
         density: the share of the channels that may be nonzero.
         floor: the least density of a layer, as a share of `density`, as in `L0Ball`; 1 gives all layers the same.
         rest: the regularizer of parameters that belong to no channel.

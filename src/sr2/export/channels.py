@@ -95,7 +95,7 @@ def numbered(model: nn.Module, example: Example) -> Numbered:
     """
     if is_layer(model):
         return Numbered({}, (), (0, 0), ())
-    inputs = (item.cpu() for item in inputs_of(example))
+    inputs = (item.cpu() for item in inputs_of(example, model))
     exact = tuple(item.double() if item.is_floating_point() else item for item in inputs)
     with torch.device("cpu"):  # whatever torch.set_default_device says
         return _numbered(model, followed(copied(model).cpu().double(), exact))

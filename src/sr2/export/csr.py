@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..telling import put_to_use
 from .measure import Example, inputs_of, layer_inputs, milliseconds, table
-from .rebuild import copied, set_module, settled
+from .rebuild import apart, copied, forgetting, set_module, settled
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -46,23 +46,24 @@ def sparse_layers(model: Model, example: Example, *, break_even: bool = False, v
 
     Args:
         model: a network on the CPU in float32 or float64; it is not changed.
-        example: one input, or a tuple of them, as large as those to come.
+        example: one input, or a tuple or dict of them, as large as those to come.
         break_even: also measure from which share of zeros CSR is faster, layer by layer.
         verbose: print the table.
     """
-    inputs = inputs_of(example)
+    inputs = inputs_of(example, model)
     for name, tensor in model.named_parameters():
         if tensor.device.type != "cpu":
             raise ValueError(f"sparse_layers is for the CPU, and {name} is on {tensor.device}: use model.cpu()")
     put_to_use(model)
     dense = settled(copied(model))
     made = copy.deepcopy(dense)
-    rows = measure_layers(dense, inputs, break_even=break_even)
+    rows = measure_layers(apart(dense), inputs, break_even=break_even)
     for row in rows:
         if row.swapped:
             set_module(made, row.name, _sparse(made.get_submodule(row.name)))
     with torch.no_grad():
-        before, after = milliseconds(lambda: dense(*inputs), lambda: made(*inputs))
+        slow, fast = (forgetting(apart(network), inputs) for network in (dense, made))
+        before, after = milliseconds(lambda: slow(*inputs), lambda: fast(*inputs))
     if after > before or not any(row.swapped for row in rows):
         rows, made, after = [row.stays() for row in rows], dense, before
     made.sparse_layers = SparseLayers(tuple(rows), (before, after))  # type: ignore[assignment]
