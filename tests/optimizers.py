@@ -34,6 +34,7 @@ class Problem:
     gradient: Callable[[Array, Any], Array]
     R: Callable[[Array], float]
     prox: Callable[[Array, Any], Array]  # the step is one number, or one per entry
+    regularized: bool = True
 
 
 class Point(NamedTuple):
@@ -88,7 +89,8 @@ def sr2_twin(problem, *, sigma, sigma_min, **constants):
 
 
 def defaults_twin(problem, *, sigma, sigma_min):
-    """Adam's averages, a rise of no more than was promised, and no trace of a batch that was rejected."""
+    """Adam's averages, a rise of no more than was promised, or without R three times that unless the batch is most
+    of v, and no trace of a batch that was rejected. The usual sigma is not known, since x is no matrix."""
     x, f, R = problem.x, problem.f, problem.R
     m, r, t = 0.0, 0.0, 0
     for batch in problem.batches:
@@ -106,12 +108,14 @@ def defaults_twin(problem, *, sigma, sigma_min):
         slack = 10 * np.finfo(float).eps * max(1.0, abs(here))
         promised = R(x) - R(z) - v @ s
         rho = (here + R(x) - f(z, batch) - R(z) + slack) / (promised + slack)
-        if rho >= -1:
+        alone = abs((g - v) @ s) > 7 * promised
+        accepted = bool(rho >= (-1 if problem.regularized or alone else -3))
+        if accepted:
             x, (m, r, t) = z, learnt
             sigma = max(sigma_min, 0.98 * sigma) if rho >= 0.9 and promised > 2 * slack else sigma
         else:
             sigma *= 1.5
-        yield Point(x, sigma, bool(rho >= -1))
+        yield Point(x, sigma, accepted)
 
 
 def algorithm_1_twin(problem, *, sigma, eta1, eta2, gamma1, gamma2, gamma3, sigma_min):
@@ -143,7 +147,7 @@ def algorithm_1_twin(problem, *, sigma, eta1, eta2, gamma1, gamma2, gamma3, sigm
 
 LIVELY = {"sigma": 0.1, "eta1": 0.1, "eta2": 0.75, "gamma1": 2.0, "gamma2": 3.0, "gamma3": 0.7, "sigma_min": 0.1}
 PAPER = {"sigma": 0.2, "eta1": 7.5e-4, "eta2": 0.99, "gamma1": 5.56, "gamma2": 5.56, "gamma3": 0.8, "sigma_min": 1e-6}
-DEFAULTS = {"sigma": 0.2, "sigma_min": 1e-6}
+DEFAULTS = {"sigma": 0.15, "sigma_min": 1e-6}
 OF_SR2 = [
     ({"sigma": 0.0}, "SR2: sigma must be a number at least 1e-06"),
     ({"sigma": 1e-9}, "sigma"),

@@ -95,7 +95,7 @@ def read(numbers: Sequence[Tensor]) -> list[float]:
     """0-dim tensors as plain numbers, in one read of a device."""
     if all(n.is_cpu for n in numbers):
         return [float(n.item()) for n in numbers]
-    found: list[float] = stacked(numbers).tolist()
+    found: list[float] = stacked(numbers).cpu().tolist()
     return found
 
 

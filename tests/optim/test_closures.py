@@ -10,6 +10,7 @@ from torch import nn
 
 from sr2 import L0, L1, SR2, param_groups
 from sr2.optim.closure.watch import ASKED
+from sr2.rules import Tolerant
 from tests.optimizers import OPTIMIZERS, SETS, named
 from tests.tools import X, Y, forward_only, small_network, values
 
@@ -344,7 +345,7 @@ def test_the_objective_decides():
     """The batch says go, the whole problem says no; and the other way round."""
     for batch_target, full_target, accepted in ((1.0, -1.0, False), (1.0, 1.0, True)):
         x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-        optimizer = SR2([x], sigma=4.0)
+        optimizer = SR2([x], sigma=4.0, rule=Tolerant(rise=1.0))
         full = lambda x=x, a=full_target: (x - a).square().sum() / 2 + 7.0  # noqa: E731
         before = full().item()
         loss = optimizer.step(lambda x=x, a=batch_target: (x - a).square().sum() / 2, full)

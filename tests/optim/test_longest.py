@@ -22,7 +22,9 @@ class State:
     steps = torch.tensor(7)
 
 
-def judged(rule: Tolerant, noise: float, *, gain: float = 1.0, of_batch: bool = True) -> float:
+def judged(
+    rule: Tolerant, noise: float, *, gain: float = 1.0, of_batch: bool = True, accepted: bool | None = None
+) -> float:
     """sigma after a step that promises 1 and gains this much, on a batch with this noise."""
     number = {
         "loss": 5.0,
@@ -37,7 +39,7 @@ def judged(rule: Tolerant, noise: float, *, gain: float = 1.0, of_batch: bool = 
     small = torch.tensor(1e-12, dtype=torch.float64)
     evidence = Evidence(**numbers, slack=small, fine=small, all_finite=torch.tensor(True), of_batch=of_batch)
     verdict = rule.judge(evidence, State())
-    assert bool(verdict.accepted) == (gain >= -rule.rise)
+    assert bool(verdict.accepted) == (gain >= -rule.rise if accepted is None else accepted)
     return float(verdict.sigma)
 
 
@@ -71,6 +73,15 @@ def test_sigma_rises_no_further_than_to_the_longest_step():
 )
 def test_else_the_noise_is_not_asked_for(rule, of_batch):
     assert judged(rule, 100.0, of_batch=of_batch) == pytest.approx(0.98 * SIGMA)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_batch_that_is_nearly_all_of_v_may_lose_no_more_than_it_promised(sign):
+    rule = Tolerant(rise=3.0, usual=8.0, longest=math.inf)
+    for noise, gain, accepted in ((6.9, -2.9, True), (7.1, -1.1, False), (7.1, -0.9, True), (6.9, -3.1, False)):
+        assert judged(rule, sign * noise, gain=gain, accepted=accepted) == SIGMA * (1.0 if accepted else 1.5)
+    assert judged(rule, sign * 7.1, gain=-2.9, of_batch=False) == SIGMA  # an objective has no noise
+    assert judged(Tolerant(rise=0.5, usual=8.0), sign * 7.1, gain=-0.6) == 1.5 * SIGMA
 
 
 @pytest.mark.parametrize("wrong", [0.5, -1.0, math.nan, "2", True, None])

@@ -56,7 +56,7 @@ def test_nothing_is_said_where_sigma_moves_or_may_rest(rule: Rule, curvature: fl
 
 
 def test_tolerant_next_to_its_bound() -> None:
-    (said,) = told(Tolerant(), 3.8)
+    (said,) = told(Tolerant(rise=1.0), 3.8)
     assert "mean rho of -0.9" in said
     assert "larger batch" in said
     assert "Tolerant(rise=0.5)" in said

@@ -42,7 +42,7 @@ def logistic(name):
         return A.T @ (-y * (1 - np.tanh(margin / 2)) / 2) / len(y)
 
     _, R, prox = REGULARIZERS[name]
-    return Problem(rng.normal(size=D), [(A[r], y[r]) for r in rows], f, gradient, R, prox)
+    return Problem(rng.normal(size=D), [(A[r], y[r]) for r in rows], f, gradient, R, prox, name != "none")
 
 
 @pytest.mark.parametrize(("case", "constants", "name"), CASES, ids=named)
@@ -57,7 +57,7 @@ def test_the_trajectory_is_the_twins(case, constants, name, path):
         if case.judges:
             assert optimizer.last_step.accepted == twin.accepted, f"step {t}"
             assert optimizer.sigma == twin.sigma, f"step {t}"
-        np.testing.assert_allclose(x.detach().numpy(), twin.x, rtol=0, atol=1e-10, err_msg=f"step {t}")
+        np.testing.assert_allclose(x.detach().numpy(), twin.x, rtol=1e-6, atol=1e-7, err_msg=f"step {t}")
     assert np.abs(twin.x - problem.x).max() > 0.1
 
 

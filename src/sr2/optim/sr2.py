@@ -223,18 +223,17 @@ class SR2(Reading, ProximalOptimizer):
     def _judge(self, f: TwoEvaluations, model: Model, move: Move) -> Outcome:
         """The rule's verdict on this step; in one kernel where the rule declares its constants."""
         state, losses, rounding = self._search, f.losses(model.noise), self._rounding(f.loss)
-        of_batch = f.objective is None
         if isinstance(move, FusedMove) and self.capturable and not self._processes.several and self.rule.constants:
-            return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested, of_batch=of_batch)
+            return move.judge(losses, self.rule, self.sigma_min, rounding, state, tested=f.tested, of_batch=f.of_batch)
         together, plain = self._processes, self.rule.plain and not self.capturable
-        how = {"reaching": self._reaching, "of_batch": of_batch, "plain": plain}
+        how = {"reaching": self._reaching, "of_batch": f.of_batch, "plain": plain}
         evidence = Evidence.gather(losses, model[:4], rounding, together, state.sigma.device, **how)
         searched = state.read() if plain else state
         if not f.tested:
             given = (searched, self.sigma_min, together, self.capturable)
             return on_trust(evidence, move, self.rule, *given, away=state.pace.away)
         if self.batch_growth is not None and state.batch is not None:
-            noise = self._noise.estimate(self._processes) if f.objective is None and self._noise else 0.0
+            noise = self._noise.estimate(self._processes) if f.of_batch and self._noise else 0.0
             larger = self.batch_growth.larger(evidence, state.batch, noise)
             if larger is not None:  # assumption 3 fails: s = 0 as in Algorithm 1, and the next batch is larger
                 state.batch = larger

@@ -94,6 +94,11 @@ class TwoEvaluations:
             if self._watch is not None:
                 self._watch.leaves(self._parameters)
 
+    @property
+    def of_batch(self) -> bool:
+        """f is the closure's loss, and not an objective."""
+        return self.objective is None
+
     def at_x(self) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
         self._drop_copies()

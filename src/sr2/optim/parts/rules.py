@@ -72,7 +72,7 @@ class Evidence:
     all_finite: Number
     """Whether each of the numbers is."""
     of_batch: bool = True
-    """Whether f is the closure's loss, and not an objective that was given beside it."""
+    """f is the closure's loss, and not an objective beside it."""
 
     @staticmethod
     def gather(
@@ -91,12 +91,9 @@ class Evidence:
         Args:
             losses: the loss, f(x) and f(x + s), of this process.
             model: v's, R(x) - R(x + s), |s|^2 and s'Bs, of the parts that this process counts.
-            rounding: how well f is known.
-            together: the processes that decide.
-            device: where decisions are made.
+            rounding, together, device: how well f is known, the processes that decide, and where.
             reaching: where R(x) is infinite the budget has shrunk, and R's decrease is v's + s'Bs (see `Reach`).
-            of_batch: see the field.
-            plain: read them, since the host decides and the rule takes floats.
+            of_batch, plain: see the field; read the numbers, since the host decides and the rule takes floats.
         """
         if together.groups:
             values = torch.stack([t.to(model[0].device, torch.float64) for t in losses])
@@ -127,8 +124,7 @@ class Evidence:
 
     @property
     def curvature(self) -> Number:
-        """2 (f(x + s) - f(x) - v's) / s'Bs: the curvature of f along s, as a share of the model's. Without R, rho is
-        1 - curvature / 2."""
+        """2 (f(x + s) - f(x) - v's) / s'Bs: of f along s, over the model's. Without R, rho is 1 - curvature / 2."""
         return 2 * (self.f_trial - self.f - self.vs) / self.sBs
 
     @cached_property
@@ -152,7 +148,7 @@ class Compared(NamedTuple):
     usable: Number
     """Finite, and a decrease was predicted: else there is no rho."""
 
-    def at_least(self, eta: float) -> Number:
+    def at_least(self, eta: Number) -> Number:
         """rho >= eta, without dividing; false where there is no rho."""
         return self.usable & (self.actual >= eta * self.predicted)
 
@@ -178,7 +174,7 @@ class Searched(Protocol):
 
     @property
     def sigma(self) -> Number:
-        """sigma_t, with which this step was made."""
+        """sigma_t, of this step."""
 
     @property
     def memory(self) -> Mapping[str, Number]:
@@ -198,15 +194,16 @@ class Constants(NamedTuple):
     gamma2: float
     gamma3: float
     known: float = -1.0
-    """sigma falls by what was seen, without slack, and only where the predicted decrease is more than so many times the
-    rounding of the loss; -1 asks nothing, and has a slack."""
+    """sigma falls without slack, where the predicted decrease is more than so much rounding; -1: with it, always."""
     usual: float = math.inf
     """A sigma above this one falls at every step that is accepted."""
     least: float = 0.0
-    """A sigma that is no larger falls only where the noise is at most `agrees` times the predicted decrease, and a
-    smaller one rises where it is more than `doubts` times that."""
+    """A sigma up to this one falls only where the noise is at most `agrees` times the predicted decrease, and rises
+    where it is more than `doubts` times that."""
     agrees: float = 1.0
     doubts: float = 1.0
+    alone: float = math.inf
+    """Where the noise is more than so many times that, eta1 is at least -1."""
 
 
 class Rule(Plain, ABC):
@@ -258,8 +255,7 @@ class Rule(Plain, ABC):
 
         Args:
             R: R(x_0).
-            size: of the weights, see `start.Seen`; 0 where a step of 1 / sigma is not to be compared with it, and of
-                a network that was trained before.
+            size: of the weights, see `start.Seen`; 0 also of a network that was trained before.
             regularized: whether some group has an R.
         """
         return {}
@@ -306,10 +302,8 @@ class Ratio(Rule):
         if not self.undecided and not 0 < self.gamma3 <= 1:  # type: ignore[operator]
             raise ValueError(f"SR2 needs 0 < gamma3 <= 1, and got gamma3={self.gamma3}")
         if not 1 < self.gamma1 <= self.gamma2 < math.inf:  # type: ignore[operator]
-            raise ValueError(
-                f"SR2 needs 1 < gamma1 <= gamma2 (Algorithm 1), and got gamma1={self.gamma1}, gamma2={self.gamma2}: "
-                "leave gamma2=None to use gamma1"
-            )
+            got = f"gamma1={self.gamma1}, gamma2={self.gamma2}: leave gamma2=None to use gamma1"
+            raise ValueError(f"SR2 needs 1 < gamma1 <= gamma2 (Algorithm 1), and got {got}")
 
     @property
     def constants(self) -> Constants | None:
@@ -347,8 +341,7 @@ def gamma3_for(R: float) -> float:
     r"""gamma_3 = 1 - min(0.2, 2 GAIN / R(x_0)): the larger R, the slower sigma falls.
 
     Under l0 a fall of sigma raises the threshold by a share (1 - gamma_3) / 2 and takes about that share of R. Where
-    that is more than the loss can outweigh, rho is 1 whatever becomes of the loss, each fall causes the next, and
-    nothing is left of the network.
+    the loss cannot outweigh that, rho is 1, each fall causes the next, and nothing is left of the network.
 
     >>> gamma3_for(24.0), gamma3_for(4e4)
     (0.8333333333333334, 0.9999)

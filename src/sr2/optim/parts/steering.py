@@ -25,6 +25,9 @@ RISE = 3.0
 """Without R a step may lose so many times what it promised (docs/choices.md)."""
 AGREES, DOUBTS = 0.25, 2.0
 """A batch whose noise is so small a share of the predicted decrease, or so large a one."""
+ALONE = 7.0
+"""A batch with so much noise, by the same measure, is nearly all of v (9 is all of it, with momentum 0.9): it may be a
+broken one, and its step may lose no more than it promised."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Tolerant(Rule):
 
     Args:
         rise: >= 0, the rise that is accepted, as a share of the predicted decrease. "auto" is 3, and 1 under R, whose
-            steps may be longer. More than 2 beta / (1 - beta), beta
+            steps may be longer; 1 also of a batch that is nearly all of v. More than 2 beta / (1 - beta), beta
             the momentum, is more than later steps make good, and x may run away: SR2's default has no more.
         eta2: 0 < eta2 < 1, the ratio that lowers sigma.
         gamma1: the factor above 1 by which a rejection raises sigma.
@@ -98,7 +101,7 @@ class Tolerant(Rule):
 
     @property
     def constants(self) -> Constants | None:
-        falls = (self.gamma3, KNOWN, self.usual_sigma, self.least_sigma, AGREES, DOUBTS)
+        falls = (self.gamma3, KNOWN, self.usual_sigma, self.least_sigma, AGREES, DOUBTS, ALONE)
         return Constants(-self._rise, self.eta2, self.gamma1, self.gamma1, *falls)
 
     @property
@@ -117,7 +120,7 @@ class Tolerant(Rule):
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         sigma, compared = state.sigma, evidence.compared
         noise, predicted, least = abs(evidence.noise), evidence.predicted, self.least_sigma
-        accepted = compared.at_least(-self._rise)
+        accepted = compared.at_least(where(noise > ALONE * predicted, max(-1.0, -self._rise), -self._rise))
         agrees = (sigma > least) | (noise <= AGREES * predicted)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
