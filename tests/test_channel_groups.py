@@ -71,6 +71,37 @@ def test_rest_and_errors():
         SR2(groups).step(lambda: model(torch.ones(1, 4)).sum())
 
 
+def normed(norm, width=16):
+    layers = [nn.Conv2d(1, width, 3, padding=1), norm(width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * width, 2), nn.LogSoftmax(1))
+
+
+def test_a_norm_whose_channels_share_statistics_is_named():
+    """The only channels of a plain CNN meet in it, so none may go; of more layers the share that may is told."""
+    example = torch.zeros(1, 1, 8, 8)
+    with pytest.raises(ValueError, match=r"no channel that could go: channels of GroupNorm share .*: use BatchNorm"):
+        channel_groups(normed(lambda n: nn.GroupNorm(4, n)), example, 0.5)
+    assert len(channel_groups(normed(nn.BatchNorm2d), example, 0.5)) == 2  # and nothing is told
+
+    mixed = nn.Sequential(*normed(lambda n: nn.GroupNorm(4, n))[:3], nn.Conv2d(16, 8, 1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+    words = r"density=0.5 is of 8 of the 24 channels of Sequential \(33 %\): channels of GroupNorm share statistics"
+    with pytest.warns(UserWarning, match=words):
+        channel_groups(mixed, example, 0.5)
+
+
+def test_channels_that_code_counts_are_told_without_a_norm():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.c(self.b(self.a(x)).view(-1, 6))
+
+    with pytest.warns(UserWarning, match=r"6 of the 12 channels of Counts \(50 %\): the others are needed"):
+        channel_groups(Counts(), torch.zeros(1, 4), 0.5)
+
+
 def digits(density, steps=300):
     """A batch-normed CNN after so many steps of 64, and its score on the test images."""
     torch.manual_seed(0)

@@ -169,6 +169,15 @@ def test_zeros_stay_zero_under_any_optimizer(make):
     assert model[0].weight[zeros].any()
 
 
+def test_an_optimizer_of_another_model_is_an_error():
+    model, other = layer([0.0, 1.0]), layer([0.0, 2.0])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match="this SGD steps none of the 1 tensors of Linear: give the optimizer of this"):
+        keep_zeros(other, optimizer)
+    for same in (model, model.state_dict(), [*other.parameters(), *model.parameters()]):
+        keep_zeros(same, optimizer)
+
+
 @pytest.mark.parametrize("options", [{}, {"test_every": 2}], ids=str)
 def test_what_is_kept_is_zero_in_the_average_too(options):
     """SR2 averages x as its step leaves it, before it is zero again; the average is what is saved."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -68,20 +69,22 @@ class Sparsity:
 def sparsity(model: Tensors, threshold: float = 0.0) -> Sparsity:
     """Count |w| <= threshold over every parameter of a model, each counted once. Prints as a table.
 
+    Of a layer that `sparse_layers` has made, what it does not store is zero.
+
     >>> layer = nn.Linear(4, 2)
     >>> _ = nn.init.zeros_(layer.bias)
     >>> sparsity(layer).zeros, sparsity(layer).total
     (2, 10)
     """
     check_number("sparsity", "threshold", threshold, 0)
-    named = list(_named(model))
+    named = list(_shaped(model))
     with torch.no_grad():
-        counts = [whole(_at_most(p, threshold).sum()) for _, p in named]
-        zeros = torch.stack([c.cpu() for c in counts]).tolist() if counts else []
-    return Sparsity(
-        float(threshold),
-        tuple(TensorZeros(n, tuple(p.shape), z, p.numel()) for (n, p), z in zip(named, zeros, strict=True)),
-    )
+        counts = [whole(_at_most(p, threshold).sum()) for _, p, _ in named]
+        found = torch.stack([c.cpu() for c in counts]).tolist() if counts else []
+    totals = [prod(shape) for _, _, shape in named]
+    rows = zip(named, found, totals, strict=True)
+    zeros = (TensorZeros(name, shape, n + total - p.numel(), total) for (name, p, shape), n, total in rows)
+    return Sparsity(float(threshold), tuple(zeros))
 
 
 def prune_(model: Tensors, alpha: float) -> Sparsity:
@@ -92,11 +95,11 @@ def prune_(model: Tensors, alpha: float) -> Sparsity:
     1.0
     """
     check_number("prune_", "alpha", alpha, 0)
-    named = list(_named(model))
+    entries = model if isinstance(model, nn.Module) else list(_named(model))  # which may be an iterator
     with torch.no_grad():
-        for _, p in named:
+        for _, p, _ in _shaped(entries):
             p.masked_fill_(_at_most(p, alpha), 0.0)
-    return sparsity(named)
+    return sparsity(entries)
 
 
 def keep_zeros(model: Tensors, optimizer: torch.optim.Optimizer) -> RemovableHandle:
@@ -122,8 +125,15 @@ def keep_zeros(model: Tensors, optimizer: torch.optim.Optimizer) -> RemovableHan
     >>> sparsity(layer).zeros
     8
     """
+    tensors = [p for _, p in _named(model)]
+    stepped = {place for group in optimizer.param_groups for p in group["params"] for place in _places(p)}
+    if not any(place in stepped for p in tensors for place in _places(p)):
+        raise ValueError(
+            f"keep_zeros: this {type(optimizer).__name__} steps none of the {len(tensors)} tensors of "
+            f"{type(model).__name__}: give the optimizer of this model"
+        )
     with torch.no_grad():
-        masks = [(p, zero) for p, zero in ((p, p == 0) for _, p in _named(model)) if bool(zero.any())]
+        masks = [(p, zero) for p, zero in ((p, p == 0) for p in tensors) if bool(zero.any())]
 
     @torch.no_grad()
     def put_back(*_: object) -> None:
@@ -136,9 +146,27 @@ def keep_zeros(model: Tensors, optimizer: torch.optim.Optimizer) -> RemovableHan
     return optimizer.register_step_post_hook(put_back)
 
 
+def _places(p: Tensor) -> tuple[int, ...]:
+    """What tells that two tensors are one: themselves, or their memory, as of a state dict's."""
+    memory = local(p).untyped_storage().data_ptr()
+    return (id(p), memory) if memory else (id(p),)
+
+
 def _at_most(p: Tensor, bound: float) -> Tensor:
     """Where |w| <= bound; a mask, as a state dict may hold one, has no magnitude but its own."""
     return (p if p.dtype == torch.bool else p.abs()) <= bound
+
+
+def _shaped(model: Tensors) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
+    """Names, entries and shapes; of a layer for inference the entries that it stores, in the shape that they are of."""
+    layers = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+    stored = {name: layer.stored_entries() for name, layer in layers.items() if hasattr(layer, "stored_entries")}
+    entries = [(n, p.values() if p.layout == torch.sparse_csr else p, tuple(p.shape)) for n, p in _named(model)]
+    entries += [(f"{name}.{key}".lstrip("."), *entry) for name, keys in stored.items() for key, entry in keys.items()]
+    if stored:  # in the order of the layers
+        order = {name: number for number, name in enumerate(layers)}
+        entries.sort(key=lambda entry: order.get(entry[0].rpartition(".")[0], len(order)))
+    yield from entries
 
 
 def _named(model: Tensors) -> Iterator[tuple[str, Tensor]]:

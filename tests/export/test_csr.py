@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from sr2 import prune_, sparsity
 from sr2.experiments.models import build
 from sr2.export import csr, load, save, sparse_layers
 from sr2.export.csr import SparseConv2d, SparseLinear, measure_layers
@@ -47,6 +48,24 @@ def test_convolutions_of_every_kind(data):
     torch.testing.assert_close(sparse(x), dense(x).detach(), atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(sparse(x[0]), dense(x[0]).detach(), atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(sparse(x.contiguous(memory_format=torch.channels_last)), sparse(x))
+
+
+@pytest.mark.usefixtures("_csr_wins")
+def test_what_sparse_layers_do_not_store_is_counted_as_zero():
+    """Layer by layer as in the dense network, with a threshold too; and prune_ reaches what they store."""
+    torch.manual_seed(0)
+    convolution = thinned(nn.Conv2d(3, 4, 3, padding=1), 0.1)
+    convolution.weight.data[:, 0] = 0  # taps that nothing reads are not even in its matrix
+    model = nn.Sequential(convolution, nn.BatchNorm2d(4), nn.Flatten(), thinned(nn.Linear(64, 8, bias=False), 0.2))
+    fast = sparse_layers(model, torch.randn(1, 3, 4, 4), verbose=False)
+    assert [type(layer) for layer in fast][::3] == [SparseConv2d, SparseLinear]
+    assert sparsity(fast) == sparsity(model)
+    assert sparsity(fast, 0.05) == sparsity(model, 0.05)
+    assert sparsity(fast[3]).tensors[0].name == "weight"
+    assert sparsity(fast.state_dict()).zeros == sparsity(model.state_dict()).zeros
+    assert prune_(fast, 0.05) == prune_(model, 0.05)
+    x = torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(fast(x), model.eval()(x))
 
 
 def test_a_batch_in_parts(monkeypatch):

@@ -255,6 +255,12 @@ def test_a_wrong_example_is_one_sentence(wrong):
         shrink(vgg(), wrong)
 
 
+def test_an_example_that_is_wrong_is_named_by_its_kinds_and_not_printed():
+    with pytest.raises(TypeError, match="and is a tuple of Tensor, dict: give one input") as error:
+        shrink(vgg(), (torch.zeros(64, 64), {}))
+    assert "tensor(" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_saved_with_its_index_map_and_rebuilt_without_pickle(name, tmp_path):
     model, example = made(name, seed=3)

@@ -83,6 +83,48 @@ def test_arguments_that_the_example_leaves_out_have_their_defaults(scale):
     assert_same(model, small, torch.randn(3, 4), *scale)
 
 
+def test_an_example_may_name_its_inputs():
+    model, x, scale = Optional(), torch.zeros(1, 4), torch.ones(1)
+    given = {"scale": scale, "x": x}
+    assert (
+        shrink(model, given, verbose=False).shrunk.parameters
+        == shrink(model, (x, scale), verbose=False).shrunk.parameters
+    )
+    assert sparse_layers(torch.compile(model, backend="eager"), given, verbose=False)(x, scale).shape == (1, 2)
+    assert len(channel_groups(model, given, density=0.5)) == 2
+    with pytest.raises(
+        ValueError, match="has scale, and the forward of Optional takes x, scale, causal: give the first"
+    ):
+        shrink(model, {"scale": scale})
+
+
+class Cached(nn.Module):
+    """Keeps what it has seen, as a decoder keeps keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.seen = network(3), None
+
+    def forward(self, x):
+        h = self.inner[0](x)
+        self.seen = h if self.seen is None else torch.cat([self.seen, h])
+        return self.inner[2](self.inner[1](self.seen))
+
+
+@pytest.mark.parametrize("follow", [shrink, sparse_layers])
+def test_what_a_forward_keeps_is_left_in_no_network(follow):
+    """In float64 it was read by the next call in float32, an error of torch's own."""
+    model, x = Cached(), torch.randn(2, 4)
+    sizes = []
+    hook = model.register_forward_hook(lambda _, __, output: sizes.append(len(output)))
+    small = follow(model, x, verbose=False)
+    hook.remove()
+    assert max(sizes) <= 6  # it does not grow while it is timed
+    assert model.seen is None
+    assert small.seen is None
+    assert_same(model, small, x)
+
+
 def test_another_default_device_is_no_hindrance(tmp_path):
     """As of `torch.set_default_device("cuda")`; "meta" is one that has no numbers at all."""
     example, model, fresh = torch.zeros(1, 4), network(), network()

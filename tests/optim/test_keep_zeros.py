@@ -1,11 +1,13 @@
 """KeepZeros under every optimizer: what is zero before the first step stays zero, also in a resumed run."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 from sr2 import L1, SR2, KeepZeros
 from tests.optimizers import OPTIMIZERS, named
@@ -61,6 +63,25 @@ def test_layers_that_are_frozen_and_unfrozen_keep_their_own_zeros():
     for _ in range(3):
         optimizer.step(lambda: (layers(x) - x).square().mean())
     assert [(layer.weight == 0).all(1).nonzero().flatten().tolist() for layer in layers] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_network_without_a_zero_is_told_once(masked):
+    """Neither a dense one has any, nor one whose zeros are in a mask beside its weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+    if masked:
+        prune.l1_unstructured(model[0], "weight", 0.5)
+    optimizer = SR2(model, KeepZeros(), sigma=20.0)
+    step = partial(optimizer.step, lambda: F.cross_entropy(model(X), Y))
+    words = r"KeepZeros\(\) found no zero among 180 entries.*prune_\(model, alpha\).*remove\(layer, 'weight'\)"
+    with pytest.warns(UserWarning, match=words):
+        step()
+    model[2].weight.requires_grad_(False)  # shown its tensors anew, it says nothing more
+    step()
+    if masked:
+        prune.remove(model[0], "weight")
+        SR2(model, KeepZeros(), sigma=20.0).step(lambda: F.cross_entropy(model(X), Y))
 
 
 def test_sigma_may_be_estimated_before_the_first_step():

@@ -118,6 +118,7 @@ def strips(request, monkeypatch):
         monkeypatch.setattr(laid, "STRIP", 16)
 
 
+@pytest.mark.filterwarnings("ignore:.* were frozen with more nonzeros")  # freeze_a_layer, under a budget
 @pytest.mark.usefixtures("strips")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("change", CHANGES)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L1, SR2, L0Ball
+from sr2 import L1, SR2, L0Ball, param_groups
 
 X = torch.randn(24, 8, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(24) % 3
@@ -49,6 +49,20 @@ def test_other_parametrizations_are_weights():
     model = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
     penalized, _ = SR2(model, L1(0.1)).param_groups
     assert [tuple(p.shape) for p in penalized["params"]] == [(3, 4)]
+
+
+def test_zeros_that_are_none_of_the_weight_are_told_at_construction():
+    """Of an orthogonal matrix: all of it became zero under a budget, in silence."""
+    model = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(8, 12)), nn.ReLU(), nn.Linear(12, 3))
+    words = r"zeros of 0\.parametrizations\.weight\.original need not .*that Orthogonal computes: .*param_groups\("
+    with pytest.warns(UserWarning, match=words):
+        SR2(model, L0Ball(density=0.1))
+    groups = param_groups(model, [("*.parametrizations.*", None), ("*", L0Ball(density=0.1))])
+    for quiet in (groups, model[2]):
+        SR2(quiet)
+    SR2(model)
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    SR2(model, L0Ball(density=0.1))
 
 
 def test_losses_that_are_not_finite_fifty_times_in_a_row_are_told_once():

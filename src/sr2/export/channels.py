@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -41,13 +41,24 @@ def followed(model: nn.Module, example: tuple[Tensor, ...]) -> Rules:
         graph, traced = trace(model, is_layer, example)
         rules = Rules(traced, calls(graph))
         with torch.no_grad():
-            for item in leaves(run(graph, traced, example, rules)):
-                if isinstance(item, Value):
-                    rules.atoms.fix(item.atoms)
+            found = [item.atoms for item in leaves(run(graph, traced, example, rules)) if isinstance(item, Value)]
+            rules.outputs = _with_united(found, rules)
+            for atoms in found:
+                rules.atoms.fix(atoms)
     except UnknownOperationError as error:
         raise UnknownOperationError(f"{error}{_of_example(model, example)}") from error
     _fix_sizes(graph, rules)
     return rules
+
+
+def _with_united(outputs: list[Tensor], rules: Rules) -> Tensor:
+    """These atoms and those that go with them, but for what must stay for another reason."""
+    everything = torch.arange(len(rules.atoms.parent))
+    own = torch.zeros_like(everything, dtype=torch.bool)
+    for atoms in outputs:
+        own[atoms.flatten()] = True
+    classes = rules.atoms.classes(everything)
+    return everything[own | (torch.isin(classes, classes[own]) & (classes != FIXED))]
 
 
 def _of_example(model: nn.Module, example: tuple[Tensor, ...]) -> str:
@@ -62,24 +73,35 @@ def _of_example(model: nn.Module, example: tuple[Tensor, ...]) -> str:
     return ""
 
 
-def numbered(model: nn.Module, example: Example) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
-    """For each parameter the channel of each slice along dimension 0, -1 for none; and how many each layer has.
+class Numbered(NamedTuple):
+    """The channels that may go, and what is known of those that may not."""
 
-    Channels that go together have one number. They are numbered layer by layer, as the network computes them.
+    numbers: dict[str, tuple[int, ...]]
+    """For each parameter the channel of each slice along dimension 0, -1 for none."""
+    sizes: tuple[int, ...]
+    """How many each layer has."""
+    governed: tuple[int, int]
+    """How many channels of linear layers and convolutions may go, and of how many that are no outputs."""
+    norms: tuple[str, ...]
+    """The kinds of norm for which others must stay, since their channels share statistics."""
+
+
+def numbered(model: nn.Module, example: Example) -> Numbered:
+    """Which channels may go. Those that go together have one number, layer by layer, as the network computes them.
 
     >>> model = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 3))
     >>> numbered(model, torch.zeros(1, 4))
-    ({'0.weight': (0, 1), '0.bias': (0, 1)}, (2,))
+    Numbered(numbers={'0.weight': (0, 1), '0.bias': (0, 1)}, sizes=(2,), governed=(2, 2), norms=())
     """
     if is_layer(model):
-        return {}, ()
-    inputs = (item.cpu() for item in inputs_of(example))
+        return Numbered({}, (), (0, 0), ())
+    inputs = (item.cpu() for item in inputs_of(example, model))
     exact = tuple(item.double() if item.is_floating_point() else item for item in inputs)
     with torch.device("cpu"):  # whatever torch.set_default_device says
         return _numbered(model, followed(copied(model).cpu().double(), exact))
 
 
-def _numbered(model: nn.Module, rules: Rules) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+def _numbered(model: nn.Module, rules: Rules) -> Numbered:
     parameters = dict(model.named_parameters())
     cuts = [cut for cut in rules.cuts if cut.tensor in parameters]
     for cut in cuts:
@@ -92,7 +114,14 @@ def _numbered(model: nn.Module, rules: Rules) -> tuple[dict[str, tuple[int, ...]
             classes = rules.atoms.classes(cut.atoms).tolist()
             numbers[cut.tensor] = tuple(number.setdefault(c, len(number) - 1) for c in classes)
             sizes.append(len(number) - before)
-    return {name: slices for name, slices in numbers.items() if max(slices) >= 0}, tuple(n for n in sizes if n)
+    outs = [layer.outs[~torch.isin(layer.outs, rules.outputs)] for layer in rules.layers]
+    governed = sum(int((rules.atoms.classes(atoms) != FIXED).sum()) for atoms in outs)
+    return Numbered(
+        {name: slices for name, slices in numbers.items() if max(slices) >= 0},
+        tuple(n for n in sizes if n),
+        (governed, sum(len(atoms) for atoms in outs)),
+        tuple(kind for kind, count in rules.norms.items() if count),
+    )
 
 
 def plan(model: nn.Module, example: tuple[Tensor, ...]) -> Plan:

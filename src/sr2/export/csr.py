@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..telling import put_to_use
 from .measure import Example, inputs_of, layer_inputs, milliseconds, table
-from .rebuild import copied, set_module, settled
+from .rebuild import apart, copied, forgetting, set_module, settled
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -46,23 +46,24 @@ def sparse_layers(model: Model, example: Example, *, break_even: bool = False, v
 
     Args:
         model: a network on the CPU in float32 or float64; it is not changed.
-        example: one input, or a tuple of them, as large as those to come.
+        example: one input, or a tuple or dict of them, as large as those to come.
         break_even: also measure from which share of zeros CSR is faster, layer by layer.
         verbose: print the table.
     """
-    inputs = inputs_of(example)
+    inputs = inputs_of(example, model)
     for name, tensor in model.named_parameters():
         if tensor.device.type != "cpu":
             raise ValueError(f"sparse_layers is for the CPU, and {name} is on {tensor.device}: use model.cpu()")
     put_to_use(model)
     dense = settled(copied(model))
     made = copy.deepcopy(dense)
-    rows = measure_layers(dense, inputs, break_even=break_even)
+    rows = measure_layers(apart(dense), inputs, break_even=break_even)
     for row in rows:
         if row.swapped:
             set_module(made, row.name, _sparse(made.get_submodule(row.name)))
     with torch.no_grad():
-        before, after = milliseconds(lambda: dense(*inputs), lambda: made(*inputs))
+        slow, fast = (forgetting(apart(network), inputs) for network in (dense, made))
+        before, after = milliseconds(lambda: slow(*inputs), lambda: fast(*inputs))
     if after > before or not any(row.swapped for row in rows):
         rows, made, after = [row.stays() for row in rows], dense, before
     made.sparse_layers = SparseLayers(tuple(rows), (before, after))  # type: ignore[assignment]
@@ -184,6 +185,16 @@ class _Sparse(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
+    def stored_entries(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+        """Of each tensor of the dense layer what is stored, and its shape: the rest is zero. `sparsity` asks for it."""
+        stored = {"weight": (self.weight.values(), self.dense_shape)}
+        return stored if self.bias is None else {**stored, "bias": (self.bias.flatten(), (self.bias.numel(),))}
+
+    @property
+    def dense_shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return tuple(self.weight.shape)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = type(self).__new__(type(self))
         memo[id(self.weight)] = self.weight.clone()  # torch has no copy.deepcopy of a CSR tensor
@@ -229,10 +240,14 @@ class SparseConv2d(_Sparse):
         self.register_buffer("bias", None if dense.bias is None else dense.bias.detach().clone()[:, None])
         self.register_buffer("taps", used)
         self.kernel_size, self.stride, self.dilation = dense.kernel_size, dense.stride, dense.dilation
-        self.shape = tuple(dense.weight.shape)
+        self.shape = tuple(dense.weight.shape)  # of `weight`, taps that no filter reads are left out
         self.padding = tuple(dense._reversed_padding_repeated_twice)
         self.padding_mode = "constant" if dense.padding_mode == "zeros" else dense.padding_mode
         self._starts: dict[tuple[int, ...], Tensor] = {}
+
+    @property
+    def dense_shape(self) -> tuple[int, ...]:
+        return self.shape
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 3:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,20 +12,46 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-Example = Tensor | Sequence[Tensor]
-"""The input of a network, or all of its inputs in order."""
+Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+"""The input of a network, or all of its inputs: in order, or by the names that its forward gives them."""
 
 
-def inputs_of(example: Example) -> tuple[Tensor, ...]:
-    """The inputs in order; anything else is an error of one sentence."""
+def inputs_of(example: Example, model: nn.Module) -> tuple[Tensor, ...]:
+    """The inputs in order; anything else is an error of one sentence.
+
+    Args:
+        example: what a user gives.
+        model: the network, whose forward has the names.
+
+    >>> given = {"input2": torch.zeros(1, 2), "input1": torch.zeros(1, 3)}
+    >>> [x.shape[1] for x in inputs_of(given, nn.Bilinear(3, 2, 1))]
+    [3, 2]
+    """
+    if isinstance(example, Mapping):
+        example = _in_order(example, getattr(model, "_orig_mod", model))  # what torch.compile has wrapped has the names
     made = tuple(example) if isinstance(example, Sequence) else (example,)
-    for item in made:
-        if not isinstance(item, Tensor):
-            raise TypeError(
-                f"example must be a tensor or a tuple of tensors as the model takes them, and is {example!r}: give one "
-                "input, as torch.zeros(1, 3, 32, 32)"
-            )
+    kinds = [type(item).__name__ for item in made]
+    if not all(isinstance(item, Tensor) for item in made):
+        given = (
+            f"a {type(example).__name__} of {', '.join(kinds)}" if isinstance(example, Sequence) else f"a {kinds[0]}"
+        )
+        raise TypeError(
+            f"example must be a tensor, or a tuple or dict of tensors as the model takes them, and is {given}: give "
+            "one input, as torch.zeros(1, 3, 32, 32)"
+        )
     return made
+
+
+def _in_order(example: Mapping[str, Tensor], model: nn.Module) -> tuple[Tensor, ...]:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    arguments = inspect.signature(model.forward).parameters.values()
+    names = [argument.name for argument in arguments if argument.kind in positional]
+    if set(example) != set(names[: len(example)]):
+        raise ValueError(
+            f"the example has {', '.join(map(str, example))}, and the forward of {type(model).__name__} takes "
+            f"{', '.join(names)}: give the first of these, without a gap"
+        )
+    return tuple(example[name] for name in names[: len(example)])
 
 
 REPEATS = 9
@@ -76,7 +103,7 @@ def layer_inputs(model: nn.Module, layers: Mapping[str, nn.Module], example: Exa
     hooks = [layer.register_forward_pre_hook(remember(name)) for name, layer in layers.items()]
     try:
         with torch.no_grad():
-            model(*inputs_of(example))
+            model(*inputs_of(example, model))
     finally:
         for handle in hooks:
             handle.remove()
@@ -108,7 +135,7 @@ def macs(model: nn.Module, example: Example) -> int:
     hooks = [m.register_forward_hook(count, with_kwargs=True) for m in model.modules() if isinstance(m, kinds)]
     try:
         with torch.no_grad():
-            model(*inputs_of(example))
+            model(*inputs_of(example, model))
     finally:
         for hook in hooks:
             hook.remove()

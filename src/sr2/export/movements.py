@@ -21,6 +21,10 @@ class Movements:
         self.sizes: dict[str, Tensor] = {}
         """Integer attributes that count channels (heads), and which."""
         self.size_uses: Counter[str] = Counter()
+        self.norms: Counter[str] = Counter()
+        """How many norms of each kind have channels that share statistics, and must stay for it."""
+        self.outputs: Tensor = torch.empty(0, dtype=torch.int64)
+        """The channels that are outputs of the network, and must stay for that."""
 
     def _elementwise(self, x: Value, function: Callable[[Tensor], Tensor]) -> Value:
         """What is unknown stays unknown, whatever the function makes of nan."""
@@ -34,10 +38,11 @@ class Movements:
         column = (1, -1, *[1] * (found.ndim - 2))
         return Value(self._channels(x, 1).view(column).expand(found.shape), found)
 
-    def _mixing(self, x: Value, axes: list[int] | None, found: Tensor) -> Value:
+    def _mixing(self, x: Value, axes: list[int] | None, found: Tensor, kind: str) -> Value:
         """Whatever is summed over must stay."""
         axes = list(range(len(x.shape))) if axes is None else [axis % len(x.shape) for axis in axes]
         if set(axes) & set(self.atoms.varying(x.atoms)):
+            self.norms[kind] += "norm" in kind.lower()
             self.atoms.fix(x.atoms)
         atoms = x.atoms
         if found.shape != x.shape:

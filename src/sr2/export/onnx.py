@@ -54,12 +54,12 @@ def to_onnx(model: nn.Module, example: Example, path: str | Path, *, verbose: bo
 
     Args:
         model: a network; it is not changed.
-        example: one input, or a tuple of them.
+        example: one input, or a tuple or dict of them.
         path: of the .onnx file.
         verbose: print what `shrink` did.
     """
     runtime = _runtime()
-    inputs = tuple(item.cpu() for item in inputs_of(example))
+    inputs = tuple(item.cpu() for item in inputs_of(example, model))
     put_to_use(model)
     whole = settled(copied(plain(model)).cpu())
     try:
@@ -85,7 +85,7 @@ def fold_batch_norm(model: nn.Module, example: Example) -> nn.Module:
     )
     """
     made = copy.deepcopy(model).eval()
-    graph, _ = trace(made, is_layer, inputs_of(example))
+    graph, _ = trace(made, is_layer, inputs_of(example, model))
     used = calls(graph)
     given = layer_inputs(made, {name: m for name, m in made.named_modules() if isinstance(m, _BatchNorm)}, example)
     for node in graph.nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -31,6 +31,30 @@ def copied(model: Model) -> Model:
             f"{type(model).__name__} cannot be copied, since a weight is computed from others, as torch.nn.utils.prune "
             "and the older weight_norm do it: make it a parameter first, prune.remove(layer, 'weight')"
         ) from error
+
+
+def apart(model: Model) -> Model:
+    """The same parameters in modules of their own, where a forward may leave something behind, as a decoder's cache."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
+def forgetting(model: nn.Module, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
+    """The model to be called many times; where a call leaves something behind, the next one takes it away first."""
+    before = {module: dict(vars(module)) for module in model.modules()}
+    model(*inputs)
+    left = [(vars(m), was) for m, was in before.items() if _by_identity(vars(m)) != _by_identity(was)]
+
+    def call(*given: Tensor) -> Any:
+        for now, was in left:
+            now.clear()
+            now.update(was)
+        return model(*given)
+
+    return call if left else model
+
+
+def _by_identity(attributes: Mapping[str, Any]) -> dict[str, int]:
+    return {name: id(value) for name, value in attributes.items()}
 
 
 def computed(model: nn.Module) -> list[str]:

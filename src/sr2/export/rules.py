@@ -81,7 +81,7 @@ class Rules(Movements):
         if isinstance(module, CHANNELWISE_LAYERS):
             return self._channelwise(name, module, x)
         if isinstance(module, MIXING_LAYERS):
-            return self._mixing(x, self._mixed_axes(module, x), module(x.constants))
+            return self._mixing(x, self._mixed_axes(module, x), module(x.constants), type(module).__name__)
         if isinstance(module, nn.Flatten):
             return self._moved(x.atoms.flatten(module.start_dim, module.end_dim), module(x.constants))
         if isinstance(module, nn.Linear):
@@ -122,7 +122,7 @@ class Rules(Movements):
             return self._spatial(args[0], lambda given: execute(node, (given, *args[1:]), kwargs))
         if name in MIXING and isinstance(args[0], Value):
             found = execute(node, mapped(args, lambda x: x.constants), kwargs)
-            return self._mixing(args[0], axes_of(name, args, kwargs), found)
+            return self._mixing(args[0], axes_of(name, args, kwargs), found, name)
         if name in ("view", "reshape") and not kwargs:
             return self._view(node, args)
         if name == "chunk":

@@ -67,7 +67,7 @@ def semi_structured(model: Model, example: Example | None = None, *, verbose: bo
 
     Args:
         model: in bfloat16 or float16 on a CUDA device; it is not changed.
-        example: one input, or a tuple of them, to measure with; None converts every layer that can be.
+        example: one input, or a tuple or dict of them, to measure with; None converts every layer that can be.
         verbose: print the table.
     """
     _check_device(model)

@@ -14,7 +14,7 @@ from ..telling import put_to_use
 from .channels import Plan, apply, plan
 from .index_map import IndexMap
 from .measure import Example, inputs_of, macs, milliseconds, parameters, table
-from .rebuild import computed, copied, plain, set_tensor
+from .rebuild import apart, computed, copied, forgetting, plain, set_tensor
 from .trace import UnknownOperationError, leaves
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -75,13 +75,14 @@ def shrink(model: Model, example: Example, *, verbose: bool = True) -> Model:
     Args:
         model: a network that torch.fx can follow; it is not changed. Of one that torch.compile has wrapped it is the
             network inside.
-        example: one input, or a tuple of them; only shapes, and of integers the values, matter.
+        example: one input, or a tuple or dict of them; only shapes, and of integers the values, matter.
         verbose: print the table.
 
     Raises:
         UnknownOperationError: a ValueError that names an operation whose channels shrink does not know.
     """
-    model, inputs = plain(model), inputs_of(example)
+    model = plain(model)
+    inputs = inputs_of(example, model)
     put_to_use(model)
     exact = copied(model).cpu().double()
     small = copy.deepcopy(exact)
@@ -120,8 +121,8 @@ def _verify(exact: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...]) -> f
     for _ in range(2):
         with torch.no_grad():
             try:
-                tried, before = probe(exact, tuple(_exact(item) for item in inputs), generator)
-                after = [item for item in leaves(small(*tried)) if isinstance(item, Tensor)]
+                tried, before = probe(apart(exact), tuple(_exact(item) for item in inputs), generator)
+                after = [item for item in leaves(apart(small)(*tried)) if isinstance(item, Tensor)]
             except Exception as error:  # whatever its forward does with other sizes
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise UnknownOperationError(
@@ -192,9 +193,10 @@ def _cast_like(small: nn.Module, model: nn.Module) -> None:
 
 
 def _report(model: nn.Module, small: nn.Module, inputs: tuple[Tensor, ...], found: Plan, error: float) -> Shrunk:
-    whole = copy.deepcopy(model).eval()  # whose layers may be of either mode
+    whole, small = copy.deepcopy(model).eval(), apart(small)  # the layers of the former may be of either mode
     with torch.no_grad():
-        before, after = milliseconds(lambda: whole(*inputs), lambda: small(*inputs))
+        slow, fast = forgetting(whole, inputs), forgetting(small, inputs)
+        before, after = milliseconds(lambda: slow(*inputs), lambda: fast(*inputs))
         work = macs(whole, inputs), macs(small, inputs)
     count = parameters(model), parameters(small)
     after = after if count[0] != count[1] else before  # the same network: another time would be noise

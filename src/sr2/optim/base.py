@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from ..regularizers.base import Regularizer, check_regularizer
 from ..telling import tell
-from .groups import ParamGroups, check_dtypes, module_groups, named_as_others, some
+from .groups import ParamGroups, Trained, check_dtypes, module_groups, named_as_others, some
 from .moves.base import Move, Proposal
 from .moves.choose import choose
+from .notices import say_frozen, say_parametrized
 from .parts.directions import Direction
 from .parts.metrics import Metric, as_metric
 from .processes import Processes, check_not_flat
@@ -30,7 +31,6 @@ from .saving import (
 )
 from .shards import bound, check_parts
 
-Trained = list[tuple[int, list[tuple[bool, torch.dtype]]]]
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
 
@@ -80,8 +80,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
                 words = "True, False or None" if option == "foreach" else "True or False"
                 raise TypeError(f"{type(self).__name__}: {option} must be {words}, and is {value!r}")
         self.capturable, self.compile = capturable, compile
-        self.metric = as_metric(metric)
-        self.foreach = foreach
+        self.metric, self.foreach = as_metric(metric), foreach
         self._module: nn.Module | None = None
         if isinstance(params, nn.Module):
             params = module_groups(params, regularizer, penalize)
@@ -98,6 +97,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"regularizer": regularizer, **defaults})
         if not self._all_parameters():
             raise ValueError(f"{type(self).__name__}: no group has a parameter: give a module that has some")
+        say_parametrized(self._module, self.param_groups)
         self._forget()
 
     def _forget(self) -> None:
@@ -171,6 +171,7 @@ class ProximalOptimizer(torch.optim.Optimizer):
             if group["regularizer"] is not None:
                 trained = [p for p in group["params"] if p.requires_grad]
                 group["regularizer"] = bound(group["regularizer"], trained, self._processes)
+        say_frozen(self.param_groups, self._bound or [])
         self._dtypes = {p.dtype for p in self._all_parameters()}
         self._in_force = [self._strengthened(*pair) for pair in self._penalized()]
         self._bound = self._trained()

@@ -15,6 +15,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from ..regularizers.base import Regularizer, check_regularizer
 
+Trained = list[tuple[int, list[tuple[bool, torch.dtype]]]]
+"""Of each group its regularizer, and which of its tensors are trained, of which dtype."""
 _NORMS = (
     nn.modules.batchnorm._NormBase,
     nn.LayerNorm,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..numerics import is_part, like, local
 from ..regularizers.base import Regularizer, Step, one_per_entry
+from ..telling import tell
 from .processes import Processes
 
 
@@ -43,9 +44,23 @@ def bound(regularizer: Regularizer, params: Sequence[Tensor], processes: Process
     """The regularizer of a run that starts at these tensors, as this process needs it: see `Regularizer.start`."""
     if isinstance(regularizer, InParts):
         regularizer = regularizer.regularizer
-    if processes.mesh is None or regularizer.separable:
-        return regularizer.start([local(p) for p in params])
-    return InParts(regularizer, params, processes).start([local(p) for p in params])
+    whole = processes.mesh is None or regularizer.separable
+    xs = [local(p) for p in params]
+    started = regularizer.start(xs) if whole else InParts(regularizer, params, processes).start(xs)
+    _say_if_idle(regularizer, started, params, processes)
+    return started
+
+
+def _say_if_idle(before: Regularizer, started: Regularizer, params: Sequence[Tensor], processes: Processes) -> None:
+    """Tell where R keeps zeros and there is none: once, since one that was started before has told."""
+    kept = getattr(started.regularizer if isinstance(started, InParts) else started, "kept", None)
+    if kept is None or getattr(before, "kept", None) is not None or not params or processes.total(kept):
+        return
+    n = sum(p.numel() for p in params)
+    tell(
+        f"{started!r} found no zero among {n:,} entries, and keeps nothing: make some first with prune_(model, alpha), "
+        "or, where they are in a mask of torch.nn.utils.prune, with its remove(layer, 'weight')"
+    )
 
 
 class InParts(Regularizer):

@@ -76,6 +76,8 @@ def enter_domain(penalized: Penalized, state: SearchState, left: Left, together:
         if not bool(value_at(regularizer, params, together).isposinf()):
             continue
         xs = [local(p) for p in params]
+        if _shrinks(regularizer) and together.total(float(any(not bool(x.all()) for x in xs))):
+            continue  # it was on the path when a group came late: steps go on along it, and are judged
         left += [(x, x.clone()) for x in xs]
         step = 1.0 / float(state.sigma) if state.sigma_known else 1.0
         for x, z in zip(xs, regularizer.prox(xs, step), strict=True):
@@ -87,6 +89,12 @@ def enter_domain(penalized: Penalized, state: SearchState, left: Left, together:
         tell(f"R(x_0) is infinite under {regularizer!r} (group {number}): x_0 was moved to its prox{hint}")
         together.reshard()
     state.entered = True
+
+
+def _shrinks(regularizer: Regularizer) -> bool:
+    """Whether it is a budget on its way, or one beside a ridge or in parts."""
+    inner = getattr(regularizer, "regularizer", None) or getattr(regularizer, "beside", None)
+    return _shrinks(inner) if inner is not None else bool(getattr(regularizer, "shrinks", False))
 
 
 def is_kept(regularizer: Regularizer, params: Sequence[Tensor], together: Processes) -> bool:

@@ -35,6 +35,12 @@ class KeepZeros(Regularizer):
     rowwise = True
     _zeros = None
 
+    @property
+    def kept(self) -> int | None:
+        """How many zeros stay, None before `start`; waits for the device."""
+        zeros: list[Tensor] | None = self._zeros
+        return None if zeros is None else sum(int(zero.sum()) for zero in zeros)
+
     def at_strength(self, share: Tensor) -> Self:
         """Itself: a share of 0 or infinity is the same."""
         return self
