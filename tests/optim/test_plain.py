@@ -17,7 +17,12 @@ from sr2.schedules import Cooldown, Reach
 
 CPU = torch.device("cpu")
 ODD = [0.0, 0.25, -0.125, 1e-9, math.inf, -math.inf, math.nan]
-RULES = [Ratio(0.25, 0.5, 5.56, 7.0, 0.8), Tolerant(0.5), Tolerant(0.25, usual=3.0)]
+RULES = [
+    Ratio(0.25, 0.5, 5.56, 7.0, 0.8),
+    Tolerant(0.5),
+    Tolerant(0.25, usual=3.0),
+    Tolerant(2.9, usual=5.3, longest=1.3),
+]
 
 
 def losses_and_models():

@@ -148,7 +148,7 @@ class Compared(NamedTuple):
     usable: Number
     """Finite, and a decrease was predicted: else there is no rho."""
 
-    def at_least(self, eta: Number) -> Number:
+    def at_least(self, eta: float) -> Number:
         """rho >= eta, without dividing; false where there is no rho."""
         return self.usable & (self.actual >= eta * self.predicted)
 

@@ -117,7 +117,8 @@ class Tolerant(Rule):
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         sigma, compared = state.sigma, evidence.compared
         noise, predicted, least = abs(evidence.noise), evidence.predicted, self.least_sigma
-        accepted = compared.at_least(where(noise > ALONE * predicted, max(-1.0, -self._rise), -self._rise))
+        alike = (noise <= ALONE * predicted) | compared.at_least(max(-1.0, -self._rise))
+        accepted = compared.at_least(-self._rise) & alike
         agrees = (sigma > least) | (noise <= AGREES * predicted)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
