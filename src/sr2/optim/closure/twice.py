@@ -69,6 +69,7 @@ class TwoEvaluations:
         twin: torch.Generator | None = None,
     ) -> None:
         self._closure, self.objective, self.tested = closure, objective if tested else None, tested
+        self.of_batch = objective is None  # f is the loss of a batch, also at a step that is not tested
         self._module, self._parameters = module, parameters
         self._around = around or nullcontext()
         self._watch, self._together, self._capturable = watch, together, capturable
@@ -93,11 +94,6 @@ class TwoEvaluations:
             self._undo()
             if self._watch is not None:
                 self._watch.leaves(self._parameters)
-
-    @property
-    def of_batch(self) -> bool:
-        """f is the closure's loss, and not an objective."""
-        return self.objective is None
 
     def at_x(self) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
