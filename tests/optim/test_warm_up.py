@@ -119,9 +119,11 @@ def test_a_wrong_one_is_one_sentence(wrong):
         Tolerant(usual=wrong)
 
 
-@pytest.mark.parametrize("name", ["usual", "warmup"])
-def test_where_it_belongs_is_said(name):
-    with pytest.raises(TypeError, match=r"SR2 has no .*rule=sr2.rules.Tolerant\(usual=...\)"):
+@pytest.mark.parametrize(
+    ("name", "there"), [("usual", "usual"), ("warmup", "usual"), ("longest", "longest"), ("rise", "rise")]
+)
+def test_where_it_belongs_is_said(name, there):
+    with pytest.raises(TypeError, match=rf"SR2 has no .*rule=sr2.rules.Tolerant\({there}=...\)"):
         SR2(network(), **{name: 100})
 
 

@@ -29,7 +29,10 @@ ELSEWHERE = {
     "lr": "it finds its own steps; ProxGEN(model, R, lr=...) takes one",
     "betas": "give momentum=, and metric=sr2.metrics.Adam(beta=...)",
     "epochs": "give steps=epochs * len(loader)",
-    "usual": "it belongs to the rule: give rule=sr2.rules.Tolerant(usual=...)",
+    **{
+        name: f"it belongs to the rule: give rule=sr2.rules.Tolerant({name}=...)"
+        for name in ("usual", "longest", "rise")
+    },
     "warmup": "it has one that ends by itself; rule=sr2.rules.Tolerant(usual=...) says where",
 }
 """What other optimizers are told, and the way to it in SR2."""
