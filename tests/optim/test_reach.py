@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sr2 import L1, NM, SR2, GroupL2, L0Ball, Rank, Ridge
+from sr2 import L1, NM, SR2, L0Ball, Rank
 from sr2.numerics import Rounding
 from sr2.optim import CapturedStep
 from sr2.optim.parts.rules import Evidence
@@ -18,33 +18,12 @@ from sr2.rules import Follow, Ratio, Tolerant
 from sr2.schedules import Reach
 from tests.tools import remembered
 
-ADAM = {"metric": "adam", "momentum": 0.9, "rule": Tolerant(), "average": True}
-PLAIN = {"metric": None, "momentum": 0.0, "average": False}
-
-
-def problem(seed=0):
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 4))
-    x, y = torch.randn(20, 32, 8), torch.randint(4, (20, 32))
-    return model, [lambda i=i: F.cross_entropy(model(x[i]), y[i]) for i in range(20)]
-
-
-def weights(model):
-    return [p for p in model.parameters() if p.dim() > 1]
-
-
-def nonzeros(model):
-    return sum(int(torch.count_nonzero(p)) for p in weights(model))
+from .reaching import ADAM, CASES, PLAIN, nonzeros, problem, run, trained, weights
 
 
 @torch.no_grad()
 def finite(R, model):
     return bool(R.value(weights(model)).isfinite())
-
-
-def run(optimizer, closures, steps, first=0):
-    for t in range(first, first + steps):
-        optimizer.step(closures[t % len(closures)])
 
 
 # ---- the path
@@ -195,23 +174,6 @@ def test_a_lambda_is_the_same_at_both_ends_of_a_step():
 # ---- the ways of moving, and what lasts
 
 
-CASES = {
-    "budget": (L0Ball(density=0.1), ADAM),
-    "blocks": (NM(1, 4), {**ADAM, "metric": None}),
-    "lambda": (L1(1e-2), ADAM),
-    "groups": (GroupL2(1e-2, "rows"), ADAM),
-    "ratio": (L0Ball(density=0.1), {**PLAIN, "rule": Ratio(), "sigma": 3.0}),
-}
-
-
-def trained(name, steps=30, **more):
-    R, options = CASES[name]
-    model, closures = problem()
-    optimizer = SR2(model, R, reach=(3, 20), **{**options, **more})
-    run(optimizer, closures, steps)
-    return model, optimizer, closures
-
-
 def same(one, other, **tolerance):
     for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, **{"rtol": 0, "atol": 0, **tolerance})
@@ -287,55 +249,6 @@ def test_steps_on_trust_reach_it_too(capturable):
     model, *_ = trained("budget", 60, test_every=4, capturable=capturable)
     assert nonzeros(model) == 24
     assert finite(L0Ball(density=0.1), model)
-
-
-def test_a_group_that_comes_late_is_on_the_same_path():
-    model, optimizer, closures = trained("budget", 11)
-    late = nn.Parameter(torch.randn(10, 10))
-    optimizer.add_param_group({"params": [late], "regularizer": L0Ball(density=0.1)})
-    with pytest.warns(UserWarning, match="moved to its prox$"):
-        optimizer.step(lambda: closures[0]() + late.square().mean())
-    for t in range(20):
-        optimizer.step(lambda t=t: closures[t % 20]() + late.square().mean())
-    assert int(torch.count_nonzero(late)) == 10
-    assert nonzeros(model) == 24
-
-
-def test_a_layer_that_is_frozen_on_the_way_is_told():
-    """It keeps the nonzeros that it has, and the budget is of what is left to train."""
-    model, optimizer, closures = trained("budget", 11)
-    model[0].weight.requires_grad_(False)
-    words = r"160 of 240 weights under L0Ball\(density=0.1\) \(group 0\) were frozen with more nonzeros than it allows"
-    with pytest.warns(UserWarning, match=words):
-        run(optimizer, closures, 1)
-    run(optimizer, closures, 30)
-    assert int(torch.count_nonzero(model[2].weight)) == 8
-    assert nonzeros(model) > 24
-
-
-def test_a_layer_that_is_frozen_once_the_budget_is_reached_is_not_told():
-    model, closures = problem()
-    optimizer = SR2(model, L0Ball(density=0.1, floor=1), reach=(3, 20))
-    run(optimizer, closures, 40)
-    model[0].weight.requires_grad_(False)
-    run(optimizer, closures, 5)
-    assert nonzeros(model) == 24
-
-
-@pytest.mark.parametrize("R", [None, L0Ball(density=0.1)], ids=str)
-@pytest.mark.parametrize("ridge", [False, True])
-def test_a_group_that_comes_late_does_not_move_those_on_their_path(R, ridge, recwarn):
-    """Their budget has shrunk below what they have, as at every step: only the late one is moved, and told of."""
-    model, optimizer, closures = trained("budget", 11)
-    if ridge:
-        optimizer.param_groups[0]["regularizer"] = Ridge(1e-6, optimizer.param_groups[0]["regularizer"])
-    late = nn.Parameter(torch.randn(10, 10))
-    optimizer.add_param_group({"params": [late], "regularizer": R})
-    optimizer.step(lambda: closures[0]() + late.square().mean())
-    assert ["(group 2): x_0 was moved to its prox" in str(w.message) for w in recwarn] == ([] if R is None else [True])
-    for t in range(20):
-        optimizer.step(lambda t=t: closures[t % 20]() + late.square().mean())
-    assert nonzeros(model) == 24
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
