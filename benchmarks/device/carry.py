@@ -27,6 +27,8 @@ PYTHON = "3.12"
 """Of the machine."""
 WHEELS = ("rich", "tyro", "pytest", "hypothesis")
 """What `sr2 train` and the CUDA tests need besides, in their latest versions of pure Python."""
+UNTUNED = ("schedulefree", "prodigyopt", "dog-optimizer")
+"""The libraries without a learning rate, for `benchmarks/untuned.py`: torch, which they ask for, is there."""
 
 
 def libraries() -> bytes:
@@ -36,6 +38,7 @@ def libraries() -> bytes:
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", folder, *pure]
         subprocess.run([*command, "--python-version", PYTHON, *WHEELS], check=True)
+        subprocess.run([*command, "--python-version", PYTHON, "--no-deps", *UNTUNED], check=True)
         tar.add(folder, "libs")
     return buffer.getvalue()
 

@@ -89,7 +89,8 @@ def environment(home: Path) -> dict[str, str]:
     """Of the commands: this source, the carried libraries and data; what torch.compile makes stays with the session."""
     folders = {"SR2_DATA": "data", "TORCHINDUCTOR_CACHE_DIR": "cache", "TRITON_CACHE_DIR": "cache/triton"}
     own = {name: str(home / folder) for name, folder in folders.items()}
-    own |= {"PYTHONPATH": f"{TREE / 'src'}{os.pathsep}{home / 'libs'}", "PYTHONUNBUFFERED": "1"}
+    places = (TREE / "src", home / "libs", TREE)  # TREE: for `--optimizer benchmarks.untuned:Prodigy`
+    own |= {"PYTHONPATH": os.pathsep.join(map(str, places)), "PYTHONUNBUFFERED": "1"}
     return {"OMP_NUM_THREADS": "2", **os.environ, **own}
 
 
