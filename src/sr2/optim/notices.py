@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm, _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
@@ -48,3 +49,13 @@ def say_frozen(groups: Sequence[Mapping[str, Any]], before: Trained) -> None:
                 f"{n:,} of {of:,} weights under {R!r} (group {number}) were frozen with more nonzeros than it allows: "
                 "they count no longer, and all together will not be within it; freeze them once it is reached"
             )
+
+
+def written(lr: float | Tensor | None, shown: float) -> bool:
+    """Whether somebody has written it since, without looking at a device.
+
+    A NaN, which stands there before the first step, is a scheduler's too once a number was shown: its factor times NaN.
+    """
+    if isinstance(lr, Tensor):
+        return lr._version != shown
+    return lr is not None and lr != shown and not (math.isnan(lr) and math.isnan(shown))

@@ -23,7 +23,7 @@ from .shards import as_part, part_of
 Entry = dict[str, Any]
 WIDE = ("average", "square", "curvature")
 """What is remembered in float32 of a bfloat16 parameter: slow means, of which small changes would be rounded away."""
-SHAPED = frozenset({"momentum", "passed", "v", *WIDE})
+SHAPED = frozenset({"momentum", "passed", "paused", "v", *WIDE})
 """What has the shape of its parameter."""
 BEGUN = "begun"
 """Whether a parameter has taken part in a step."""

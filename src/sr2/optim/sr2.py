@@ -8,10 +8,10 @@ slack, without which sigma runs away at convergence. The defaults are not the pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ..regularizers.base import Regularizer
 from . import start
 from .arguments import NO_CLOSURE, bearable, check_options, check_sigma, names_the_way, part, said, unsaid
 from .base import Params, ProximalOptimizer, Remembered
-from .broken import LeftDomainError, sound_at_x
+from .broken import again_where_x_left, sound_at_x
 from .closure.losses import Closure
 from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
@@ -32,28 +32,16 @@ from .moves.pieces import Model
 from .parts.averaging import Averaging, Reminder, as_averaging
 from .parts.decay import AUTO, Decay
 from .parts.directions import Direction, as_direction
+from .parts.heart import ByHeart
 from .parts.metrics import Metric
 from .parts.rules import Evidence, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .parts.testing import LATEST, as_testing
+from .pause import paused
 from .reading import Reading
 from .state import Outcome, SearchState
 from .theory.batch_growth import BatchGrowth, GradientNoise
 from .trust import hold, is_tested, on_trust
-
-
-def again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
-
-    @wraps(step)
-    def begun_anew(self: SR2, *arguments: Any, **options: Any) -> Tensor:
-        try:
-            return step(self, *arguments, **options)
-        except LeftDomainError:
-            self._search.entered = False
-            return step(self, *arguments, **options)
-
-    return begun_anew
 
 
 class SR2(Reading, ProximalOptimizer):
@@ -96,7 +84,9 @@ class SR2(Reading, ProximalOptimizer):
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
             themselves per step, without R at most w / usual; also "5e-4/step", and "auto": 0.0036 / size of x_0, and 0
             under a penalty.
-        steps_per_epoch: len(loader); without R "auto" is then min(0.01, 1.4 / len(loader)) / size of x_0.
+        steps_per_epoch: len(loader); without R "auto" is then min(0.01, 1.4 / len(loader)) / size of x_0, or, where
+            examples are learnt by heart, 2.8 / len(loader) / size; once per epoch of less than 140 x stays for a step
+            to see that.
         schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
         steps: how many there will be. The last three tenths are a cooldown, and a budget shrinks from step 0.1 n to
             0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
@@ -165,7 +155,9 @@ class SR2(Reading, ProximalOptimizer):
         super().__init__(params, regularizer, {"weight_decay": 0.0}, capturable=capturable, compile=compile, **shared)
         self.reach = planned_reach(reach, steps, default.reach, [g["regularizer"] for g in self.param_groups])
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
-        self._search = SearchState.start(None if isinstance(sigma, str) else float(sigma), remembered, self.schedule)
+        heart = None if capturable or self._decay.said is not None else ByHeart.of(steps_per_epoch)
+        sigma_0 = None if isinstance(sigma, str) else float(sigma)
+        self._search = SearchState.start(sigma_0, remembered, self.schedule, heart)
         self._search.batch = None if batch_growth is None else batch_growth.batch
         self._search.end = steps if self.schedule is cooling and cooldown is None else None
         self._reminder = Reminder.of(self, self._module)
@@ -188,6 +180,8 @@ class SR2(Reading, ProximalOptimizer):
         tested = self.testing is None or is_tested(self.testing, state)
         with self._begun(closure), self._twice(closure, objective, tested) as f:
             loss = f.at_x()  #                                    1  f(x), g
+            if paused(f, state, self.schedule, self.param_groups, self.state, self._processes):
+                return loss
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
             model = move.to_trial(tested=tested, of_batch=objective is None)  # x <- x + s;  v's, R's change, |s|^2
             f.at_trial()  #                                       3  f(x + s), unless x + s is kept on trust
@@ -282,7 +276,7 @@ class SR2(Reading, ProximalOptimizer):
                 start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
                 if self._waits:
                     seen = start.seen_at_x0(self.param_groups, self._penalized(), self.metric, self._processes)
-                    state.chosen |= seen.choose(self.rule, self._decay, self.param_groups)
+                    state.chosen |= seen.choose(self.rule, self._decay, self.param_groups, state.memory)
                     self._take_constants()
                 yield
         finally:

@@ -280,9 +280,11 @@ class Seen(NamedTuple):
     longest: float
     """How many usual steps one may be."""
 
-    def choose(self, rule: Rule, decay: Decay, groups: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """The rule's constants by name; and the groups get their weight decay."""
-        decay.decide(groups, self.size)
+    def choose(
+        self, rule: Rule, decay: Decay, groups: Iterable[dict[str, Any]], memory: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """The rule's constants by name; and the groups get their weight decay, which the memory may keep."""
+        decay.decide(groups, self.size, memory)
         return rule.choose(self.R, 0.0 if self.trained else self.size, self.longest)
 
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from ..numerics import Number, as_tensor, at_least, by_torch, finite, vector, where
 from ..regularizers.base import Step
 from ..telling import tell
+from .notices import written
 from .parts.decay import MOST_AT_ONCE, share
+from .parts.heart import ByHeart
 from .parts.rules import Evidence, Searched, Verdict
 from .parts.schedules import Reach, Schedule
 from .parts.testing import LARGEST, Pace
@@ -128,10 +130,15 @@ class SearchState:
     """Whether it was said that nobody reads an `lr` which a scheduler writes."""
     end: int | None = None
     """How many steps there will be, where that was said and is not passed yet."""
+    heart: ByHeart | None = None
+    """What looks whether examples are learnt by heart."""
 
     @staticmethod
-    def start(sigma: float | None, memory: Mapping[str, float], schedule: Schedule | None) -> SearchState:
+    def start(
+        sigma: float | None, memory: Mapping[str, float], schedule: Schedule | None, heart: ByHeart | None = None
+    ) -> SearchState:
         """On the host; sigma None is to be estimated."""
+        memory = memory if heart is None else {**memory, **heart.memory()}
         return SearchState(
             sigma=_float(math.nan if sigma is None else sigma),
             fates=torch.zeros(len(Counts._fields), dtype=torch.int64, device="cpu"),
@@ -141,6 +148,7 @@ class SearchState:
             share=_float(1.0),
             sigma_known=sigma is not None,
             schedule=repr(schedule),
+            heart=heart,
         )
 
     @property
@@ -170,7 +178,7 @@ class SearchState:
     def decay_of(self, group: Mapping[str, Any], usual: float = math.inf) -> Step:
         """w of the decay w x'Dx / 2 of a group: a step takes at most w / usual of a weight, or `MOST_AT_ONCE` under R.
         A share per step is one of sigma as that is without the cooldown."""
-        w = group["weight_decay"]
+        w = group["weight_decay"] if self.heart is None else self.heart.decay(group["weight_decay"], self.memory)
         kappa = None if isinstance(w, float) and 0 <= w < math.inf else share(w)
         if kappa is None:
             if w == 0 or usual == math.inf:
@@ -260,7 +268,7 @@ class SearchState:
 
         A scheduler may write there too: nothing reads it, which is told once.
         """
-        if not self.told and self.shown is not None and any(_written(g.get("lr"), self.shown) for g in groups):
+        if not self.told and self.shown is not None and any(written(g.get("lr"), self.shown) for g in groups):
             self.told = True
             tell(
                 "a scheduler has written 'lr', and SR2 does not read it: lr is 1 / sigma, which SR2 chooses itself at "
@@ -334,16 +342,6 @@ class SearchState:
         for name, number in self.memory.items():
             if name in memory and (mine or name != "sigma_first"):  # that of another schedule is not this one's
                 number.fill_(float(memory[name]))
-
-
-def _written(lr: float | Tensor | None, shown: float) -> bool:
-    """Whether somebody has written it since, without looking at a device.
-
-    A NaN, which stands there before the first step, is a scheduler's too once a number was shown: its factor times NaN.
-    """
-    if isinstance(lr, Tensor):
-        return lr._version != shown
-    return lr is not None and lr != shown and not (math.isnan(lr) and math.isnan(shown))
 
 
 def _float(value: float) -> Tensor:

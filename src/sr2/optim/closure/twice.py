@@ -153,15 +153,19 @@ class TwoEvaluations:
             self._before.restore()
         self._settled = True  # momentum has moved on, and an interrupt no longer undoes the step
 
+    def leave(self) -> None:
+        """These gradients are those of a step, and the next one finds them."""
+        if self._watch is not None and self._watch.looks > 0 and not self._capturing:
+            self._watch.leaves(self._parameters)
+            self._watch.looks -= 1
+
     def look(self, outcome: Outcome, rule: Rule, *, asks: bool) -> None:
         """Whether the closure is a function of x that knows of x + s, and sigma is not stuck; where the host decides.
 
         asks: a rejection has put x back to where `at_x` found it, so that the closure may be asked there again.
         """
         evidence = outcome.evidence
-        if self._watch is not None and self._watch.looks > 0 and not self._capturing:
-            self._watch.leaves(self._parameters)
-            self._watch.looks -= 1
+        self.leave()
         if self._capturable or self._watch is None or evidence is None or not (outcome.sound and self.tested):
             return
         if math.isfinite(evidence.f_trial):

@@ -11,7 +11,7 @@ How much a network should forget depends on how soon it sees an example again. D
 updates of the last sigma / w steps, and that window is best counted in epochs (Wang and Aitchison, *How to set AdamW's
 weight decay as you scale model and dataset size*). `SHARE` is right for the 391 batches that an epoch of CIFAR-10 has.
 Where their number is said (`SR2(steps_per_epoch=len(loader))`), "auto" is `PER_EPOCH` / (number size), at most
-`MOST` / size; not under a budget.
+`MOST` / size; not under a budget. Where that bound is met, `heart.py` finds out whether more is better.
 
 A share per step, kappa, is w = kappa sigma: the same at every step, as in the recipes of SGD. It is stronger medicine:
 where sigma is large, steps are short, and what they learn is lost again (0.04 / sqrt(t + 64) ruined a GPT).
@@ -21,7 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from ...checks import check_integer, is_real, shown
 from ...regularizers.base import Regularizer
@@ -31,6 +34,9 @@ MOST_AT_ONCE = 0.1
 """The largest share of a weight that a decay takes in one step under R. Where sigma falls far below the usual one, as
 where the solution is far from x_0, w / sigma may exceed 2, and each step would turn the weights around."""
 AUTO = "auto"
+AUTO_DECAY = "auto_decay"
+"""What "auto" is without an R, in the memory of a search."""
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 SHARE = 0.0036
 """w times the size of the first weights: where a step is a tenth of them, 0.036 % of a weight is lost."""
 PER_EPOCH = 1.4
@@ -92,12 +98,13 @@ class Decay(NamedTuple):
         decay = (self if own.said is None else own).under(group.get("regularizer", regularizer))
         return {**group, "weight_decay": decay}
 
-    def decide(self, groups: Iterable[dict[str, Any]], size: float) -> None:
+    def decide(self, groups: Iterable[dict[str, Any]], size: float, memory: Mapping[str, Tensor] = NOTHING) -> None:
         """What "auto" is at the step that first meets it, as a number that is saved with the group.
 
         Args:
             groups: those of the optimizer.
             size: of the weights at x_0; 0 in a metric in which it says nothing.
+            memory: of the search, where `ByHeart` reads the first w without an R.
 
         >>> groups = [{"weight_decay": "auto"}, {"weight_decay": 0.1}]
         >>> Decay(None, AUTO).decide(groups, 0.012)
@@ -109,4 +116,6 @@ class Decay(NamedTuple):
         for group in groups:
             if group["weight_decay"] == AUTO:
                 relative = known if group.get("regularizer") is None else SHARE  # a budget keeps from learning by heart
-                group["weight_decay"] = relative / size if size > 0 else 0.0
+                group["weight_decay"] = w = relative / size if size > 0 else 0.0
+                if AUTO_DECAY in memory and group.get("regularizer") is None and not float(memory[AUTO_DECAY]):
+                    memory[AUTO_DECAY].fill_(w)
