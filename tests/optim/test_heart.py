@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sr2 import SR2, L0Ball
-from sr2.optim.parts.heart import AUTO_DECAY, KEEPS, PAIRS, ByHeart
+from sr2.optim.parts.decay import AUTO_DECAY, Decay
+from sr2.optim.parts.heart import KEEPS, PAIRS, ByHeart
 
 K, SIZE, WIDTH = 6, 16, 12
 
@@ -87,7 +88,7 @@ def test_of_little_noise_little_decay_is_taken():
 
 @pytest.mark.parametrize(("batches", "there"), [(None, False), (1, False), (2, True), (139, True), (140, False)])
 def test_it_is_there_where_a_bound_on_the_decay_is_met(batches, there):
-    assert (ByHeart.of(batches) is not None) == there
+    assert (ByHeart.of(Decay(None, "auto", batches), False) is not None) == there
 
 
 @pytest.mark.parametrize("batches", [2, 5, 6, 62])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,20 +16,6 @@ from .processes import Processes
 
 class LeftDomainError(Exception):
     """x is no longer where R is finite: the user, or another R, has moved it."""
-
-
-def again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
-
-    @wraps(step)
-    def begun_anew(self: Any, *arguments: Any, **options: Any) -> Tensor:
-        try:
-            return step(self, *arguments, **options)
-        except LeftDomainError:
-            self._search.entered = False
-            return step(self, *arguments, **options)
-
-    return begun_anew
 
 
 def sound_at_x(evidence: Evidence, move: Move, together: Processes, *, capturable: bool) -> Number:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrizations import _SpectralNorm, _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
@@ -51,11 +50,9 @@ def say_frozen(groups: Sequence[Mapping[str, Any]], before: Trained) -> None:
             )
 
 
-def written(lr: float | Tensor | None, shown: float) -> bool:
-    """Whether somebody has written it since, without looking at a device.
-
-    A NaN, which stands there before the first step, is a scheduler's too once a number was shown: its factor times NaN.
-    """
-    if isinstance(lr, Tensor):
-        return lr._version != shown
-    return lr is not None and lr != shown and not (math.isnan(lr) and math.isnan(shown))
+def say_past(end: int, t: int) -> None:
+    """Tell that a run which is much longer than was said hardly moves any more."""
+    tell(
+        f"this is step {t} of SR2(..., steps={end}), and from step {end} on steps stay a fiftieth as long: "
+        "steps counts the batches of all epochs, epochs * len(loader)"
+    )

@@ -8,10 +8,10 @@ slack, without which sigma runs away at convergence. The defaults are not the pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ..regularizers.base import Regularizer
 from . import start
 from .arguments import NO_CLOSURE, bearable, check_options, check_sigma, names_the_way, part, said, unsaid
 from .base import Params, ProximalOptimizer, Remembered
-from .broken import again_where_x_left, sound_at_x
+from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
 from .closure.twice import TwoEvaluations, untouched
 from .closure.watch import ClosureWatch
@@ -44,6 +44,19 @@ from .theory.batch_growth import BatchGrowth, GradientNoise
 from .trust import hold, is_tested, on_trust
 
 
+def again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`step`, begun anew from the domain of R if x turns out to have left it since the last step."""
+
+    @wraps(step)
+    def begun_anew(self: SR2, *arguments: Any, **options: Any) -> Tensor:
+        with suppress(LeftDomainError):
+            return step(self, *arguments, **options)
+        self._search.entered = False
+        return step(self, *arguments, **options)
+
+    return begun_anew
+
+
 class SR2(Reading, ProximalOptimizer):
     """SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
 
@@ -52,10 +65,9 @@ class SR2(Reading, ProximalOptimizer):
         s   = argmin_s  v's + sigma/2 s'Ds + R(x + s)
         rho = (f(x) + R(x) - f(x + s) - R(x + s)) / (R(x) - R(x + s) - v's)
 
-    By default v is an average of gradients, D is Adam's metric, and the rule is `rules.Tolerant`: sigma falls where rho
-    is near 1, and x is put back, with a larger sigma, only where the objective rises by more than was promised.
-    Algorithm 1 itself, v = g and D = I with `rules.Ratio`, is `SR2(model, R, **SR2.paper_defaults())`. s = 0 is a null
-    step, and sigma stays. One sigma and one decision for all groups.
+    By default v is an average of gradients, D is Adam's metric, and the rule is `rules.Tolerant`. Algorithm 1 itself,
+    v = g and D = I with `rules.Ratio`, is `SR2(model, R, **SR2.paper_defaults())`. s = 0 is a null step, and sigma
+    stays. One sigma and one decision for all groups.
 
     >>> from torch import nn
     >>> from sr2 import SR2, L1
@@ -73,20 +85,16 @@ class SR2(Reading, ProximalOptimizer):
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
             along the first step, at least the rule's usual one, under budgets half and under penalties a fifth of it;
             or without a metric the largest. Doubled until the prox leaves half of the weights.
-        rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1, eta2, gamma1, gamma2 and
-            gamma3 are shorthand for Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring
-            Algorithm 1's other defaults: metric=None, momentum=0, weight_decay=0, average=False.
+        rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1 to gamma3 stand for
+            Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring its `paper_defaults`.
         sigma_min: the least sigma.
         momentum, direction: v from g, `momentum=beta` or an object of `sr2.directions`; 0.9. With momentum rho leaves
             out (g - v)'s, the batch's noise (not where `objective` is given).
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
-        weight_decay: w of w x'Dx / 2 beside f, as in AdamW: tensors of two dimensions or more lose w / sigma of
-            themselves per step, without R at most w / usual; also "5e-4/step", and "auto": 0.0036 / size of x_0, and 0
-            under a penalty.
-        steps_per_epoch: len(loader); without R "auto" is then min(0.01, 1.4 / len(loader)) / size of x_0, or, where
-            examples are learnt by heart, 2.8 / len(loader) / size; once per epoch of less than 140 x stays for a step
-            to see that.
+        weight_decay: w of w x'Dx / 2 beside f, as in AdamW: matrices lose w / sigma of themselves per step, without R
+            at most w / usual; also "5e-4/step"; "auto" is 0.0036 / size of x_0, or 0 under a penalty.
+        steps_per_epoch: len(loader); an "auto" decay without R then follows it, and what is learnt by heart.
         schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
         steps: how many there will be. The last three tenths are a cooldown, and a budget shrinks from step 0.1 n to
             0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
@@ -155,9 +163,7 @@ class SR2(Reading, ProximalOptimizer):
         super().__init__(params, regularizer, {"weight_decay": 0.0}, capturable=capturable, compile=compile, **shared)
         self.reach = planned_reach(reach, steps, default.reach, [g["regularizer"] for g in self.param_groups])
         remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
-        heart = None if capturable or self._decay.said is not None else ByHeart.of(steps_per_epoch)
-        sigma_0 = None if isinstance(sigma, str) else float(sigma)
-        self._search = SearchState.start(sigma_0, remembered, self.schedule, heart)
+        self._search = SearchState.start(sigma, remembered, self.schedule, ByHeart.of(self._decay, capturable))
         self._search.batch = None if batch_growth is None else batch_growth.batch
         self._search.end = steps if self.schedule is cooling and cooldown is None else None
         self._reminder = Reminder.of(self, self._module)
@@ -180,7 +186,7 @@ class SR2(Reading, ProximalOptimizer):
         tested = self.testing is None or is_tested(self.testing, state)
         with self._begun(closure), self._twice(closure, objective, tested) as f:
             loss = f.at_x()  #                                    1  f(x), g
-            if paused(f, state, self.schedule, self.param_groups, self.state, self._processes):
+            if state.heart and paused(f, state, self.schedule, self.param_groups, self.state, self._processes):
                 return loss
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
             model = move.to_trial(tested=tested, of_batch=objective is None)  # x <- x + s;  v's, R's change, |s|^2

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..numerics import Number, as_tensor, at_least, by_torch, finite, vector, where
 from ..regularizers.base import Step
 from ..telling import tell
-from .notices import written
+from .notices import say_past
 from .parts.decay import MOST_AT_ONCE, share
 from .parts.heart import ByHeart
 from .parts.rules import Evidence, Searched, Verdict
@@ -135,18 +135,18 @@ class SearchState:
 
     @staticmethod
     def start(
-        sigma: float | None, memory: Mapping[str, float], schedule: Schedule | None, heart: ByHeart | None = None
+        sigma: float | str, memory: Mapping[str, float], schedule: Schedule | None, heart: ByHeart | None = None
     ) -> SearchState:
-        """On the host; sigma None is to be estimated."""
+        """On the host; a sigma that is a word is to be estimated."""
         memory = memory if heart is None else {**memory, **heart.memory()}
         return SearchState(
-            sigma=_float(math.nan if sigma is None else sigma),
+            sigma=_float(math.nan if isinstance(sigma, str) else float(sigma)),
             fates=torch.zeros(len(Counts._fields), dtype=torch.int64, device="cpu"),
             sums=torch.zeros(len(Moments._fields), dtype=torch.float64, device="cpu"),
             seen=torch.full((len(Figures._fields),), math.nan, dtype=torch.float64, device="cpu"),
             memory={name: _float(value) for name, value in memory.items()},
             share=_float(1.0),
-            sigma_known=sigma is not None,
+            sigma_known=not isinstance(sigma, str),
             schedule=repr(schedule),
             heart=heart,
         )
@@ -250,25 +250,17 @@ class SearchState:
                 number.fill_(sigma)
             for name, value in memory.items():
                 self.memory[name].fill_(value)
-            if self.end is not None and self.lr is None:
-                self._past(self.end, int(t))
+            if self.end is not None and self.lr is None and int(t) > 1.1 * self.end:
+                say_past(self.end, int(t))
+                self.end = None
         self.show(groups)
-
-    def _past(self, end: int, t: int) -> None:
-        """A run that is much longer than was said hardly moves any more, which is told once."""
-        if t > 1.1 * end:
-            self.end = None
-            tell(
-                f"this is step {t} of SR2(..., steps={end}), and from step {end} on steps stay a fiftieth as long: "
-                "steps counts the batches of all epochs, epochs * len(loader)"
-            )
 
     def show(self, groups: Sequence[dict[str, Any]]) -> None:
         """1 / sigma as the `lr` of every group, for what reads one; no host read where it is a tensor, shared by all.
 
         A scheduler may write there too: nothing reads it, which is told once.
         """
-        if not self.told and self.shown is not None and any(written(g.get("lr"), self.shown) for g in groups):
+        if not self.told and self.shown is not None and any(_written(g.get("lr"), self.shown) for g in groups):
             self.told = True
             tell(
                 "a scheduler has written 'lr', and SR2 does not read it: lr is 1 / sigma, which SR2 chooses itself at "
@@ -342,6 +334,16 @@ class SearchState:
         for name, number in self.memory.items():
             if name in memory and (mine or name != "sigma_first"):  # that of another schedule is not this one's
                 number.fill_(float(memory[name]))
+
+
+def _written(lr: float | Tensor | None, shown: float) -> bool:
+    """Whether somebody has written it since, without looking at a device.
+
+    A NaN, which stands there before the first step, is a scheduler's too once a number was shown: its factor times NaN.
+    """
+    if isinstance(lr, Tensor):
+        return lr._version != shown
+    return lr is not None and lr != shown and not (math.isnan(lr) and math.isnan(shown))
 
 
 def _float(value: float) -> Tensor:

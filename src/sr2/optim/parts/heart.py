@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...numerics import Number
-from .decay import AUTO_DECAY, MOST, PER_EPOCH
+from .decay import AUTO_DECAY, MOST, PER_EPOCH, Decay
 
 FASTER = 2.8
 """w times the size of the first weights times K, where all is learnt by heart: 28 % of a weight are lost per epoch."""
@@ -62,9 +62,13 @@ class ByHeart:
     batches: int
 
     @staticmethod
-    def of(batches: int | None) -> ByHeart | None:
-        """Where an epoch is so short that its share of decay is bounded by `MOST`; else there is nothing to decide."""
-        return ByHeart(batches) if batches is not None and 1 < batches < PER_EPOCH / MOST else None
+    def of(decay: Decay, capturable: bool) -> ByHeart | None:
+        """Where w is "auto", and an epoch so short that its share of decay is bounded by `MOST`: else there is nothing
+        to decide. Nor with `capturable`, where the host does not look."""
+        n = decay.steps_per_epoch
+        if n is None or capturable or decay.said is not None:
+            return None
+        return ByHeart(n) if 1 < n < PER_EPOCH / MOST else None
 
     def memory(self) -> dict[str, float]:
         """What is remembered from pair to pair: names and first values. It is saved with the optimizer."""
