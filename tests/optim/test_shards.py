@@ -77,12 +77,13 @@ OTHERS = {
     "reach": sr2(L0Ball(density=0.3), {**EVERYTHING, "reach": (2, 9)}),
     "on trust": sr2(L0(1e-3), EVERYTHING, test_every=4),
     "KeepZeros": healing,
+    "by heart": lambda model: SR2(model, steps_per_epoch=5),
     "ProxGEN": lambda model: ProxGEN(model, Nuclear(1e-3), lr=0.02, momentum=0.9, metric="adam"),
     "ProxSGD": lambda model: ProxSGD(model, GroupL2(1e-2, "rows")),
 }
-OF_TENSOR = ("L0Ball, all options", "NM, all options", "Nuclear, all options")
+OF_TENSOR = ("L0Ball, all options", "NM, all options", "Nuclear, all options", "by heart")
 RUNS = {
-    "ddp": MADE,
+    "ddp": MADE | {"by heart": OTHERS["by heart"]},
     "fsdp": MADE | ALL_OPTIONS | OTHERS,
     "tensor": MADE | {name: (ALL_OPTIONS | OTHERS)[name] for name in OF_TENSOR},
 }

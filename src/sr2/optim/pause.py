@@ -62,20 +62,22 @@ def paused(
 
     Only where w is "auto", and no group has an R: under a budget nothing is learnt by heart.
     """
-    heart, loss = search.heart, f.loss
+    heart = search.heart
     if heart is None or not float(search.memory[AUTO_DECAY]) or any(g["regularizer"] is not None for g in groups):
         return False
     params = [p for group in groups for p in group["params"] if p.requires_grad]
     if (pair := compare(params, states, together)) is not None:
         for name, value in heart.after(search.memory, *pair).items():
             search.memory[name].fill_(value)
-    # A loss that is not finite, on any process, is for the step to tell.
-    if not heart.due(int(search.steps)) or not math.isfinite(float(together.mean(loss.double().reshape(1)))):
+    if not heart.due(int(search.steps)):
+        return False
+    mean = float(together.mean(f.loss.double().reshape(1)))
+    if not math.isfinite(mean):  # on any process: for the step to tell
         return False
     keep(params, states)
     search.counts.null.add_(1)
     unknown = (math.nan, math.nan, float(search.sigma), 0.0, 0.0, 0.0, False, True)  # as in `Figures`, behind the loss
-    search.seen.copy_(vector((float(loss), *unknown)))
+    search.seen.copy_(vector((mean, *unknown)))
     outcome = Outcome(False, True, True, False, math.nan, search.sigma, None, {}, steps=int(search.steps))
     f.settle(outcome)
     f.leave()
