@@ -75,6 +75,10 @@ def test_it_knows_nothing_before_the_first_pair_and_of_none_that_is_broken():
         assert heart.after(memory, product, square) == {}
     whole = heart.after(memory, 1.0, 1.0)
     assert heart.ratio(whole) == math.inf
+    first = heart.after(memory, 0.0, 1.0)
+    assert heart.ratio(first) < 1
+    assert heart.share(first) == 0  # what was seen once is not known by heart
+    assert heart.share(heart.after(first, 0.0, 1.0)) == 1
 
 
 def test_of_little_noise_little_decay_is_taken():
@@ -86,8 +90,8 @@ def test_of_little_noise_little_decay_is_taken():
     assert heart.share(memory) < 1e-3
 
 
-@pytest.mark.parametrize(("batches", "there"), [(None, False), (1, False), (2, True), (139, True), (140, False)])
-def test_it_is_there_where_a_bound_on_the_decay_is_met(batches, there):
+@pytest.mark.parametrize(("batches", "there"), [(None, False), (1, False), (2, True), (40, True), (41, False)])
+def test_it_is_there_where_epochs_are_short(batches, there):
     assert (ByHeart.of(Decay(None, "auto", batches), False) is not None) == there
 
 

@@ -11,7 +11,7 @@ How much a network should forget depends on how soon it sees an example again. D
 updates of the last sigma / w steps, and that window is best counted in epochs (Wang and Aitchison, *How to set AdamW's
 weight decay as you scale model and dataset size*). `SHARE` is right for the 391 batches that an epoch of CIFAR-10 has.
 Where their number is said (`SR2(steps_per_epoch=len(loader))`), "auto" is `PER_EPOCH` / (number size), at most
-`MOST` / size; not under a budget. Where that bound is met, `heart.py` finds out whether more is better.
+`MOST` / size; not under a budget. Where epochs are shorter still, `heart.py` finds out whether more is better.
 
 A share per step, kappa, is w = kappa sigma: the same at every step, as in the recipes of SGD. It is stronger medicine:
 where sigma is large, steps are short, and what they learn is lost again (0.04 / sqrt(t + 64) ruined a GPT).

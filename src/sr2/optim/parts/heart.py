@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...numerics import Number
-from .decay import AUTO_DECAY, MOST, PER_EPOCH, Decay
+from .decay import AUTO_DECAY, MOST, Decay
 
 FASTER = 2.8
 """w times the size of the first weights times K, where all is learnt by heart: 28 % of a weight are lost per epoch."""
@@ -32,8 +32,10 @@ LEARNT = 3.0
 """Where q is less, examples are learnt by heart: a third or more of S is noise."""
 KEEPS = 0.7
 """What the running means keep at each pair."""
-LEAST = 5
-"""x stays at one of so many steps at the most."""
+LEAST, MOST_BATCHES = 5, 40
+"""x stays at one of so many steps at the most; of longer epochs q is not known well enough by a few pairs."""
+KNOWN = 2
+"""So many pairs must be there: what was seen once is not known by heart."""
 PAIRS, AGREEMENT, SQUARE, SQUARES = "pairs", "agreement", "square", "squares"
 """What is remembered beside the w that "auto" is: how many pairs; the running means, which began at 0, of g_a'g_b over
 the square (|g_a|^2 + |g_b|^2) / 2 and of the square; the mean of all squares."""
@@ -63,12 +65,11 @@ class ByHeart:
 
     @staticmethod
     def of(decay: Decay, capturable: bool) -> ByHeart | None:
-        """Where w is "auto", and an epoch so short that its share of decay is bounded by `MOST`: else there is nothing
-        to decide. Nor with `capturable`, where the host does not look."""
+        """Where w is "auto" and epochs are short, but not with `capturable`, where the host does not look."""
         n = decay.steps_per_epoch
         if n is None or capturable or decay.said is not None:
             return None
-        return ByHeart(n) if 1 < n < PER_EPOCH / MOST else None
+        return ByHeart(n) if 1 < n <= MOST_BATCHES else None
 
     def memory(self) -> dict[str, float]:
         """What is remembered from pair to pair: names and first values. It is saved with the optimizer."""
@@ -101,7 +102,7 @@ class ByHeart:
     def share(self, memory: Mapping[str, Number]) -> float:
         """How much of the further decay is taken: none while there is something to learn; then as much as there is
         noise, by what it has been."""
-        if self.ratio(memory) >= LEARNT:
+        if float(memory[PAIRS]) < KNOWN or self.ratio(memory) >= LEARNT:
             return 0.0
         square: float = float(memory[SQUARE]) / (1 - KEEPS ** float(memory[PAIRS]))
         return min(1.0, square / float(memory[SQUARES]))
