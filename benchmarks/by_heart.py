@@ -45,9 +45,8 @@ def changed(constants: dict[str, float]) -> Iterator[None]:
             if name != "noise":
                 stack.enter_context(patch.object(heart, name, value))
             else:
-                stack.enter_context(
-                    patch.object(ByHeart, "share", lambda self, memory: float(self.ratio(memory) < heart.LEARNT))
-                )
+                whole = property(lambda self: float(self.ratio < heart.LEARNT))
+                stack.enter_context(patch.object(ByHeart, "share", whole))
         yield
 
 
@@ -62,7 +61,7 @@ def run(task: str, seed: int, *, asks: bool = True) -> tuple[float, float, float
     problem.model.train()
     for x, y in problem.batches():
         optimizer.step(lambda x=x, y=y: problem.loss(problem.model(x), y))
-        shares.append(search.heart.share(search.memory) if search.heart else 0.0)
+        shares.append(search.heart.share if search.heart else 0.0)
     with optimizer.averaged():
         recalibrate(problem)
         problem.model.eval()

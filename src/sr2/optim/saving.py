@@ -34,6 +34,8 @@ def saved_entry(p: Tensor, entry: Entry, *, begun: bool) -> Entry:
 
     On load torch casts tensors to the dtype of their parameter: the weights of averages, float64, go as numbers.
     """
+    if is_part(p):  # torch.distributed.checkpoint asks for what is there at this step, and the next one lets go of it
+        entry = {name: value for name, value in entry.items() if name != "paused"}
     numbers = {name: float(value) for name, value in entry.items() if name.endswith("_weight")}
     tensors = {name: as_part(v, p) if isinstance(v, Tensor) else v for name, v in entry.items()}
     return {**tensors, **numbers, BEGUN: begun}

@@ -37,7 +37,7 @@ from .parts.metrics import Metric
 from .parts.rules import Evidence, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .parts.testing import LATEST, as_testing
-from .pause import paused
+from .pause import stays
 from .reading import Reading
 from .state import Outcome, SearchState
 from .theory.batch_growth import BatchGrowth, GradientNoise
@@ -186,7 +186,7 @@ class SR2(Reading, ProximalOptimizer):
         tested = self.testing is None or is_tested(self.testing, state)
         with self._begun(closure), self._twice(closure, objective, tested) as f:
             loss = f.at_x()  #                                    1  f(x), g
-            if state.heart and paused(f, state, self.schedule, self.param_groups, self.state, self._processes):
+            if state.heart and stays(f, state, self.schedule, self.param_groups, self.state, self._processes):
                 return loss
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
             model = move.to_trial(tested=tested, of_batch=objective is None)  # x <- x + s;  v's, R's change, |s|^2
@@ -282,7 +282,7 @@ class SR2(Reading, ProximalOptimizer):
                 start.enter_domain(self._penalized(in_force=True), state, left, self._processes)
                 if self._waits:
                     seen = start.seen_at_x0(self.param_groups, self._penalized(), self.metric, self._processes)
-                    state.chosen |= seen.choose(self.rule, self._decay, self.param_groups, state.memory)
+                    state.chosen |= seen.choose(self.rule, self._decay, self.param_groups, state.heart)
                     self._take_constants()
                 yield
         finally:

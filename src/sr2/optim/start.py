@@ -18,6 +18,7 @@ from .closure.twice import TwoEvaluations
 from .curvature import LARGEST, estimate_sigma0, leaves_half
 from .moves.base import Move
 from .parts.decay import Decay
+from .parts.heart import ByHeart
 from .parts.metrics import Metric
 from .parts.rules import Evidence, Rule
 from .processes import Processes, check_together, parallel
@@ -281,10 +282,12 @@ class Seen(NamedTuple):
     """How many usual steps one may be."""
 
     def choose(
-        self, rule: Rule, decay: Decay, groups: Iterable[dict[str, Any]], memory: Mapping[str, Tensor]
+        self, rule: Rule, decay: Decay, groups: Iterable[dict[str, Any]], heart: ByHeart | None
     ) -> dict[str, Any]:
-        """The rule's constants by name; and the groups get their weight decay, which the memory may keep."""
-        decay.decide(groups, self.size, memory)
+        """The rule's constants by name; and the groups get their weight decay, which `heart` is told."""
+        autos = decay.decide(groups, self.size)
+        if heart is not None:
+            heart.autos += autos
         return rule.choose(self.R, 0.0 if self.trained else self.size, self.longest)
 
 

@@ -138,7 +138,6 @@ class SearchState:
         sigma: float | str, memory: Mapping[str, float], schedule: Schedule | None, heart: ByHeart | None = None
     ) -> SearchState:
         """On the host; a sigma that is a word is to be estimated."""
-        memory = memory if heart is None else {**memory, **heart.memory()}
         return SearchState(
             sigma=_float(math.nan if isinstance(sigma, str) else float(sigma)),
             fates=torch.zeros(len(Counts._fields), dtype=torch.int64, device="cpu"),
@@ -178,7 +177,7 @@ class SearchState:
     def decay_of(self, group: Mapping[str, Any], usual: float = math.inf) -> Step:
         """w of the decay w x'Dx / 2 of a group: a step takes at most w / usual of a weight, or `MOST_AT_ONCE` under R.
         A share per step is one of sigma as that is without the cooldown."""
-        w = group["weight_decay"] if self.heart is None else self.heart.decay(group["weight_decay"], self.memory)
+        w = group["weight_decay"] if self.heart is None else self.heart.decay(group["weight_decay"])
         kappa = None if isinstance(w, float) and 0 <= w < math.inf else share(w)
         if kappa is None:
             if w == 0 or usual == math.inf:
@@ -312,6 +311,7 @@ class SearchState:
             "batch": self.batch,
             "pace": dict(vars(self.pace)),
             "schedule": self.schedule,
+            "heart": None if self.heart is None else dict(vars(self.heart)),
             "memory": {name: float(value) for name, value in self.memory.items()},
             "moments": {name: float(n) for name, n in self.moments._asdict().items()},
             **{name: int(n) for name, n in self.counts._asdict().items()},
@@ -325,6 +325,8 @@ class SearchState:
         self.chosen = dict(saved.get("chosen", self.chosen))
         if self.batch is not None and saved.get("batch") is not None:
             self.batch = int(saved["batch"])
+        if self.heart is not None:
+            self.heart.go_on(saved.get("heart"))
         self.pace = Pace(**saved.get("pace", {})) if LARGEST in self.memory else Pace()  # of a run that trusted
         for name, count in self.counts._asdict().items():
             count.fill_(int(saved.get(name, 0)))
@@ -337,10 +339,8 @@ class SearchState:
 
 
 def _written(lr: float | Tensor | None, shown: float) -> bool:
-    """Whether somebody has written it since, without looking at a device.
-
-    A NaN, which stands there before the first step, is a scheduler's too once a number was shown: its factor times NaN.
-    """
+    """Whether somebody has written it since, without looking at a device. A NaN, which stands there before the first
+    step, is a scheduler's too once a number was shown: its factor times NaN."""
     if isinstance(lr, Tensor):
         return lr._version != shown
     return lr is not None and lr != shown and not (math.isnan(lr) and math.isnan(shown))

@@ -21,10 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
-
-from torch import Tensor
 
 from ...checks import check_integer, is_real, shown
 from ...regularizers.base import Regularizer
@@ -34,9 +31,6 @@ MOST_AT_ONCE = 0.1
 """The largest share of a weight that a decay takes in one step under R. Where sigma falls far below the usual one, as
 where the solution is far from x_0, w / sigma may exceed 2, and each step would turn the weights around."""
 AUTO = "auto"
-AUTO_DECAY = "auto_decay"
-"""What "auto" is without an R, in the memory of a search."""
-NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 SHARE = 0.0036
 """w times the size of the first weights: where a step is a tenth of them, 0.036 % of a weight is lost."""
 PER_EPOCH = 1.4
@@ -98,24 +92,25 @@ class Decay(NamedTuple):
         decay = (self if own.said is None else own).under(group.get("regularizer", regularizer))
         return {**group, "weight_decay": decay}
 
-    def decide(self, groups: Iterable[dict[str, Any]], size: float, memory: Mapping[str, Tensor] = NOTHING) -> None:
-        """What "auto" is at the step that first meets it, as a number that is saved with the group.
+    def decide(self, groups: Iterable[dict[str, Any]], size: float) -> list[float]:
+        """What "auto" is at the step that first meets it, as a number that is saved with the group; returns those of
+        groups without R.
 
         Args:
             groups: those of the optimizer.
             size: of the weights at x_0; 0 in a metric in which it says nothing.
-            memory: of the search, where `ByHeart` reads the first w without an R.
 
         >>> groups = [{"weight_decay": "auto"}, {"weight_decay": 0.1}]
-        >>> Decay(None, AUTO).decide(groups, 0.012)
-        >>> [round(group["weight_decay"], 6) for group in groups]
-        [0.3, 0.1]
+        >>> autos = Decay(None, AUTO).decide(groups, 0.012)
+        >>> [round(group["weight_decay"], 6) for group in groups], len(autos)
+        ([0.3, 0.1], 1)
         """
+        autos: list[float] = []
         steps = self.steps_per_epoch
         known = SHARE if steps is None else min(PER_EPOCH / steps, MOST)
         for group in groups:
             if group["weight_decay"] == AUTO:
                 relative = known if group.get("regularizer") is None else SHARE  # a budget keeps from learning by heart
                 group["weight_decay"] = w = relative / size if size > 0 else 0.0
-                if AUTO_DECAY in memory and group.get("regularizer") is None and not float(memory[AUTO_DECAY]):
-                    memory[AUTO_DECAY].fill_(w)
+                autos += [w] if group.get("regularizer") is None and w > 0 else []
+        return autos

@@ -1,7 +1,7 @@
 """Are the examples learnt by heart? Where two batches no longer agree, weights decay faster.
 
-Two batches without a common example are asked for their gradients at one x. Let an epoch have K batches, S be the
-squared gradient of all examples, and N the noise of a batch. Then
+Two batches of one epoch, which share no example, are asked for their gradients at one x. Let an epoch have K batches, S
+be the squared gradient of all examples, and N the noise of a batch. Then
 
     E g_a'g_b = S - N / (K - 1),    E (|g_a|^2 + |g_b|^2) / 2 = S + N.
 
@@ -21,47 +21,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from ...numerics import Number
-from .decay import AUTO_DECAY, MOST, Decay
+from .decay import MOST, Decay
 
 FASTER = 2.8
-"""w times the size of the first weights times K, where all is learnt by heart: 28 % of a weight are lost per epoch."""
+"""w times the size of the first weights times K, where all is learnt by heart: at the usual sigma 28 % of a weight are
+lost per epoch."""
 LEARNT = 3.0
-"""Where q is less, examples are learnt by heart: a third or more of S is noise."""
+"""Where q is less, examples are learnt by heart."""
 KEEPS = 0.7
 """What the running means keep at each pair."""
-LEAST, MOST_BATCHES = 5, 40
-"""x stays at one of so many steps at the most; of longer epochs q is not known well enough by a few pairs."""
 KNOWN = 2
-"""So many pairs must be there: what was seen once is not known by heart."""
-PAIRS, AGREEMENT, SQUARE, SQUARES = "pairs", "agreement", "square", "squares"
-"""What is remembered beside the w that "auto" is: how many pairs; the running means, which began at 0, of g_a'g_b over
-the square (|g_a|^2 + |g_b|^2) / 2 and of the square; the mean of all squares."""
+"""So many pairs must be there."""
+APART = 5
+"""Steps at which x stays are so many steps apart, or more."""
+FEWEST, MOST_BATCHES = 3, 40
+"""Batches of an epoch: of two, one may be the small rest of a `DataLoader`, and of many a few pairs do not tell q."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ByHeart:
-    """Once per epoch x stays for a step, so that the next batch is asked at the same x.
+    """Once per epoch x stays for a step, so that the next batch is asked at the same x. Numbers of the host, which are
+    saved with the search.
 
     >>> heart = ByHeart(batches=6)
-    >>> [t for t in range(20) if heart.due(t)]
-    [3, 9, 15]
-    >>> memory = heart.memory()
+    >>> [t for t in range(30) if heart.due(t)]
+    [8, 14, 20, 26]
     >>> for product in (0.8, 0.0, 0.1, -0.1):
-    ...     memory |= heart.after(memory, product, 1.0)
-    ...     print(f"{heart.ratio(memory):.1f} {heart.share(memory):.1f}")
+    ...     heart.take(product, 1.0)
+    ...     print(f"{heart.ratio:.1f} {heart.share:.1f}")
     25.0 0.0
     3.9 0.0
     2.7 1.0
     1.6 1.0
-
-    Args:
-        batches: K, at least 2.
     """
 
     batches: int
+    """K."""
+    autos: list[float] = field(default_factory=list)
+    """What "auto" is, in each group that has it and no R: only such a w becomes another."""
+    stayed: int = -1
+    """The last step at which x stayed."""
+    pairs: int = 0
+    agreement: float = 0.0
+    """The sum, each pair forgotten by `KEEPS`, of g_a'g_b over the mean of |g_a|^2 and |g_b|^2."""
+    log_square: float = 0.0
+    """The same of the logarithm of that mean."""
+    log_squares: float = 0.0
+    """The mean of all these logarithms, which no single spike decides."""
 
     @staticmethod
     def of(decay: Decay, capturable: bool) -> ByHeart | None:
@@ -69,46 +78,53 @@ class ByHeart:
         n = decay.steps_per_epoch
         if n is None or capturable or decay.said is not None:
             return None
-        return ByHeart(n) if 1 < n <= MOST_BATCHES else None
-
-    def memory(self) -> dict[str, float]:
-        """What is remembered from pair to pair: names and first values. It is saved with the optimizer."""
-        return dict.fromkeys((AUTO_DECAY, PAIRS, AGREEMENT, SQUARE, SQUARES), 0.0)
+        return ByHeart(n) if FEWEST <= n <= MOST_BATCHES else None
 
     def due(self, t: int) -> bool:
-        """Whether x stays at step t, counted from 0: amid an epoch, so that the two batches are of the same one."""
-        every = max(LEAST, self.batches)
-        return t % every == every // 2
+        """Whether x stays at step t, counted from 0. It and the next step are of one epoch, neither is its last, whose
+        batch may be a small one, and it is not the first epoch: what was not seen is not known by heart."""
+        every = self.batches * math.ceil(APART / self.batches)
+        return t >= self.batches and t % every == (self.batches - 2) // 2
 
-    def after(self, memory: Mapping[str, Number], product: float, square: float) -> dict[str, float]:
-        """The memory after a pair with this g_a'g_b and this mean of |g_a|^2 and |g_b|^2; of none that is broken."""
+    def take(self, product: float, square: float) -> None:
+        """A pair with this g_a'g_b and this mean of |g_a|^2 and |g_b|^2; one that is broken says nothing."""
         if not (math.isfinite(product) and 0 < square < math.inf):
-            return {}
-        pairs = float(memory[PAIRS]) + 1
-        return {
-            PAIRS: pairs,
-            AGREEMENT: KEEPS * float(memory[AGREEMENT]) + (1 - KEEPS) * product / square,
-            SQUARE: KEEPS * float(memory[SQUARE]) + (1 - KEEPS) * square,
-            SQUARES: float(memory[SQUARES]) + (square - float(memory[SQUARES])) / pairs,
-        }
+            return
+        self.pairs += 1
+        self.agreement = KEEPS * self.agreement + (1 - KEEPS) * product / square
+        self.log_square = KEEPS * self.log_square + (1 - KEEPS) * math.log(square)
+        self.log_squares += (math.log(square) - self.log_squares) / self.pairs
 
-    def ratio(self, memory: Mapping[str, Number]) -> float:
+    @property
+    def ratio(self) -> float:
         """q, of the last pairs; inf before the first one, and where batches agree entirely."""
-        if not (pairs := float(memory[PAIRS])):
+        if not self.pairs:
             return math.inf
-        noise = (1 - float(memory[AGREEMENT]) / (1 - KEEPS**pairs)) * (self.batches - 1) / self.batches
+        noise = (1 - self.agreement / self._weight) * (self.batches - 1) / self.batches
         return (self.batches - 1) * (1 - noise) / noise if noise > 0 else math.inf
 
-    def share(self, memory: Mapping[str, Number]) -> float:
+    @property
+    def share(self) -> float:
         """How much of the further decay is taken: none while there is something to learn; then as much as there is
         noise, by what it has been."""
-        if float(memory[PAIRS]) < KNOWN or self.ratio(memory) >= LEARNT:
+        if self.pairs < KNOWN or self.ratio >= LEARNT:
             return 0.0
-        square: float = float(memory[SQUARE]) / (1 - KEEPS ** float(memory[PAIRS]))
-        return min(1.0, square / float(memory[SQUARES]))
+        return math.exp(min(0.0, self.log_square / self._weight - self.log_squares))
 
-    def decay(self, w: float, memory: Mapping[str, Number]) -> float:
-        """w of a group, faster where it is the one of "auto" and examples are learnt by heart."""
-        if w == 0 or w != float(memory[AUTO_DECAY]):
-            return w
-        return w * (1 + self.share(memory) * (FASTER / (self.batches * MOST) - 1))
+    @property
+    def _weight(self) -> float:
+        """Of all pairs in the running means."""
+        return 1 - KEEPS**self.pairs
+
+    def decay(self, w: float) -> float:
+        """w of a group, faster where it is "auto" and examples are learnt by heart."""
+        return w * (1 + self.share * (FASTER / (self.batches * MOST) - 1)) if w in self.autos else w
+
+    def go_on(self, saved: Mapping[str, Any] | None) -> None:
+        """From a saved state. A state without one has no "auto", and nothing is asked; of another K no pair counts."""
+        saved = saved or {}
+        self.autos, self.stayed = list(saved.get("autos", [])), int(saved.get("stayed", -1))
+        of_this = {} if saved.get("batches") != self.batches else saved
+        self.pairs = int(of_this.get("pairs", 0))
+        for name in ("agreement", "log_square", "log_squares"):
+            setattr(self, name, float(of_this.get(name, 0.0)))
