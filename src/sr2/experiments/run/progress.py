@@ -100,6 +100,7 @@ class Watch:
             words += [f"sigma {row['sigma']:.3g}"]
             if tested := row["accepted"] + row["rejected"] + row["null"]:  # none where `test_every` is long
                 words += [f"accepted {100 * row['accepted'] / tested:.0f} %"]
+                words += [f"null {100 * row['null'] / tested:.0f} %"] if row["null"] else []
         if self._trainer.view.compares_halves:
             words += [f"batch {row['batch']}"]
         return "  ".join(words)
