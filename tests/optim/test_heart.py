@@ -332,6 +332,22 @@ def test_a_state_without_it_goes_on_as_before():
     assert new.counts["null"] == 0
 
 
+def test_a_gradient_that_went_through_a_run_which_does_not_ask_is_no_half_of_a_pair():
+    x, y, *_ = rows(0.7)
+    model = network()
+    examples = list(batches(x, y, 4))
+    first = SR2(model, steps_per_epoch=K)
+    train(model, first, examples[: FIRST + 1])
+    second = SR2(model)
+    second.load_state_dict(first.state_dict())
+    train(model, second, examples[FIRST + 1 : FIRST + 4])
+    third = SR2(model, steps_per_epoch=K)
+    third.load_state_dict(second.state_dict())
+    train(model, third, examples[FIRST + 4 : FIRST + 6])
+    assert third._search.heart.pairs == 0
+    assert not any("paused" in entry for entry in third.state.values())
+
+
 def test_a_loss_that_is_not_finite_is_told_also_where_x_would_stay():
     x, y, *_ = rows(0.5)
     model = network()
@@ -353,6 +369,18 @@ def test_layers_that_a_batch_leaves_out_have_no_gradient():
         optimizer.step(lambda a=a, b=b, t=t: F.mse_loss(model(a) + (other(a) if t % 2 else 0.0), b))
     assert optimizer.counts["null"] == 3
     assert optimizer._search.heart.pairs == 3
+
+
+def test_the_cooldown_goes_on_where_x_stays():
+    x, y, *_ = rows(0.5)
+    model = network()
+    optimizer = SR2(model, steps=3 * K, steps_per_epoch=K)
+    examples = list(batches(x, y, 3))
+    train(model, optimizer, examples[: FIRST + K])
+    before = optimizer.sigma
+    train(model, optimizer, examples[FIRST + K : FIRST + K + 1])
+    assert optimizer.counts["null"] == 2
+    assert optimizer.sigma > before
 
 
 def test_the_cooldown_goes_on():
