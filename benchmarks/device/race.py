@@ -4,9 +4,9 @@
     python -m benchmarks.device.race benchmarks/device/race.toml --show      # the means so far, and what is left
 
 Each race has entrants. All run with the first seeds; the best few, by the mean accuracy of the average on held-out
-images, with the other seeds too; the best of those (or more, `tested`), by the mean over all seeds, on test images. So no
-choice sees a test image. What is finished, here or in results/, is not run again, and what is wanted follows from that
-alone: a race that was cut off goes on where it was.
+images, with the other seeds too; the best of those (or more, `tested`), by the mean over all seeds, on test images. So
+no choice sees a test image. What is finished, here or in results/, is not run again, and what is wanted follows from
+that alone: a race that was cut off goes on where it was.
 """
 
 from __future__ import annotations
