@@ -22,7 +22,9 @@ def test_what_steps_stands_for():
     assert (budget.reach, budget.schedule) == (Reach(100, 700), Cooldown(700, 1000))
     assert "reach=Reach(first=100, last=700)" in repr(budget)
     for R in (None, L1(1e-3)):
-        assert (made(R).reach, made(R).schedule) == (None, Cooldown(700, 1000))
+        assert (made(R).reach, made(R).schedule) == (None, Cooldown(500, 1000))
+    groups = [{"params": [nn.Parameter(torch.ones(9, 9))], "regularizer": R} for R in (L0Ball(k=5), None)]
+    assert SR2(groups, steps=1000).schedule == Cooldown(700, 1000)
     given = made(L0Ball(density=0.05), reach=(5, 50), cooldown=(900, 950))
     assert (given.reach, given.schedule) == (Reach(5, 50), Cooldown(900, 950))
     assert made(None, schedule=Cooldown(1, 2)).schedule == Cooldown(1, 2)

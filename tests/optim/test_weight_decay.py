@@ -182,7 +182,9 @@ def test_by_default_it_follows_from_the_size_of_the_first_weights(R, options):
     assert resumed.param_groups[0]["weight_decay"] == optimizer.param_groups[0]["weight_decay"]
 
 
-@pytest.mark.parametrize(("steps", "relative"), [(391, 1.4 / 391), (200, 0.007), (140, 0.01), (100, 0.01), (1, 0.01)])
+@pytest.mark.parametrize(
+    ("steps", "relative"), [(782, 2.8 / 782), (391, 2.8 / 391), (400, 0.007), (280, 0.01), (1, 0.01)]
+)
 def test_where_epochs_are_known_it_is_as_much_per_epoch(steps, relative):
     model = network()
     expected = relative / size(model)

@@ -10,10 +10,13 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from ..numerics import exact_sum, gradient_of, vector, wide
+from .closure.examples import Examples
 from .closure.twice import TwoEvaluations
+from .closure.watch import ClosureWatch
 from .parts.metrics import State
 from .parts.schedules import Schedule
 from .processes import Processes
@@ -22,6 +25,34 @@ from .state import Outcome, SearchState
 NAME = "paused"
 """Of the gradient of that batch, in a parameter's state until the next step."""
 States = MutableMapping[Any, State]
+Groups = Sequence[dict[str, Any]]
+
+
+def watched(search: SearchState, module: nn.Module | None, watch: ClosureWatch) -> Examples | None:
+    """What sees the examples of a step, while it is not known how many batches an epoch has.
+
+    Not those of the search for sigma_0, which is no step; not those of one process of several, which are a part; and
+    not those of a network that torch.compile has made, and would make anew without what sees them.
+    """
+    if search.heart is None or search.heart.epoch is None or module is None:
+        return None
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if several or watch.compiled or not search.sigma_known:
+        return None
+    t = int(search.steps)
+
+    def then(marks: list[int]) -> None:
+        if search.heart is not None and not search.heart.came(marks, t):
+            search.heart = None
+
+    return Examples(module, then)
+
+
+def forget(search: SearchState, states: States) -> None:
+    """A kept gradient that no step will ask for, as of a state that was saved where x stayed by one that never does."""
+    if search.heart is None or not search.heart.batches:
+        for entry in states.values():
+            entry.pop(NAME, None)
 
 
 def keep(params: Sequence[Tensor], states: States) -> None:
@@ -51,7 +82,7 @@ def stays(
     f: TwoEvaluations,
     search: SearchState,
     schedule: Schedule | None,
-    groups: Sequence[dict[str, Any]],
+    groups: Groups,
     states: States,
     together: Processes,
 ) -> bool:
@@ -59,9 +90,10 @@ def stays(
 
     Only where some matrix has a w of "auto", and no group has an R: under a budget nothing is learnt by heart.
     """
-    heart, t = search.heart, int(search.steps)
-    if heart is None:
+    heart = search.heart
+    if heart is None or not heart.batches:
         return False
+    t = int(search.steps)
     params = [p for group in groups for p in group["params"]]
     kept = [states[p].pop(NAME, None) for p in params]
     if any(g["regularizer"] is not None for g in groups):

@@ -37,7 +37,7 @@ from .parts.metrics import Metric
 from .parts.rules import Evidence, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .parts.testing import LATEST, as_testing
-from .pause import stays
+from .pause import forget, stays, watched
 from .reading import Reading
 from .state import Outcome, SearchState
 from .theory.batch_growth import BatchGrowth, GradientNoise
@@ -94,10 +94,10 @@ class SR2(Reading, ProximalOptimizer):
             Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: matrices lose w / sigma of themselves per step, without R
             at most w / usual; also "5e-4/step"; "auto" is 0.0036 / size of x_0, or 0 under a penalty.
-        steps_per_epoch: len(loader); an "auto" decay without R then follows it, and what is learnt by heart.
+        steps_per_epoch: len(loader); an "auto" decay without R then follows it. Short epochs are found without it.
         schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
-        steps: how many there will be. The last three tenths are a cooldown, and a budget shrinks from step 0.1 n to
-            0.7 n; `cooldown` or `schedule` and `reach` have the last word on theirs.
+        steps: n, how many there will be. The last half is a cooldown; or a budget shrinks from 0.1 n to 0.7 n, and the
+            rest is one. `cooldown` or `schedule` and `reach` have the last word on theirs.
         reach: (first, last), the steps between which a budget shrinks or a lambda grows (see `sr2.schedules.Reach`).
             Without `steps` it is (100, 200) for a budget; None is at once, as Algorithm 1 begins.
         average: keep an average of the iterates too, True or an object of `sr2.averaging`, True; see `averaged`.
@@ -105,7 +105,7 @@ class SR2(Reading, ProximalOptimizer):
             goes back to the last point that passed. "auto" lets k grow to 32. With k > 1 no theorem is claimed.
         penalize: with a module, "weights" (no biases, no norms) or "all" (every parameter, the paper's formula).
         foreach: True works through a separable group in few passes or launches; False tensor by tensor, the way to
-            read; None takes a fused kernel on CUDA where R and direction have one, and else is True.
+            read; None takes a fused kernel on CUDA where there is one for R and direction, else True.
         capturable: keep every decision on the device, without a host read: a legal body of a CUDA graph (see
             `sr2.optim.CapturedStep`). A loss that is not finite at x_t is then rejected and counted, not raised.
         compile: have torch.compile make the optimizer's own work one pass where it is not one kernel already.
@@ -150,20 +150,22 @@ class SR2(Reading, ProximalOptimizer):
         constants = {"eta1": eta1, "eta2": eta2, "gamma1": gamma1, "gamma2": gamma2, "gamma3": gamma3}
         default = unsaid(constants, rule, epsilon, batch_growth)
         smoothed = as_direction("SR2", said(momentum, 0.0 if direction is not None else default.momentum))
-        cooling = planned_cooldown(cooldown, steps)
         self.direction = part(Direction, direction, smoothed, "momentum", used=smoothed is not None)
         self.rule = self._given = bearable(default.rule, self.direction)
-        self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooldown is not None)
         check_sigma(sigma, sigma_min)
         self.sigma_min, self.autocast, self.epsilon, self.batch_growth = sigma_min, autocast, epsilon, batch_growth
         self.averaging, self.testing = as_averaging(said(average, default.average)), as_testing(test_every)
-        check_options(self, capturable)
         shared: dict[str, Any] = {"metric": said(metric, default.metric), "penalize": penalize, "foreach": foreach}
         self._decay = Decay.of(weight_decay, default.weight_decay, steps_per_epoch)
         super().__init__(params, regularizer, {"weight_decay": 0.0}, capturable=capturable, compile=compile, **shared)
-        self.reach = planned_reach(reach, steps, default.reach, [g["regularizer"] for g in self.param_groups])
-        remembered = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
-        self._search = SearchState.start(sigma, remembered, self.schedule, ByHeart.of(self._decay, capturable))
+        regularizers = [group["regularizer"] for group in self.param_groups]
+        self.reach = planned_reach(reach, steps, default.reach, regularizers)
+        cooling = planned_cooldown(cooldown, steps, regularizers)
+        self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooldown is not None)
+        check_options(self, capturable)
+        heart = ByHeart.of(self._decay, capturable, looks=self._module is not None and not any(regularizers))
+        memory = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
+        self._search = SearchState.start(sigma, memory, self.schedule, heart)
         self._search.batch = None if batch_growth is None else batch_growth.batch
         self._search.end = steps if self.schedule is cooling and cooldown is None else None
         self._reminder = Reminder.of(self, self._module)
@@ -177,9 +179,8 @@ class SR2(Reading, ProximalOptimizer):
         """One iteration of Algorithm 1; returns the loss at the starting point.
 
         Args:
-            closure: returns the loss of the current batch; called twice, and once more at the first rejections, so it
-                must be a function of the parameters alone: draw the batch outside it. Forward-only is best; one that
-                zeroes and fills the gradients itself, as for torch's LBFGS, works too and pays a second backward.
+            closure: returns the loss of the batch; called twice, and once more at first rejections: draw the batch
+                outside it. One that fills the gradients itself, as torch's LBFGS wants it, pays a second backward.
             objective: returns f of the full problem, to test the step on it and not on the batch, as Algorithm 1 says.
         """
         state = self._search
@@ -198,8 +199,7 @@ class SR2(Reading, ProximalOptimizer):
             hold(move, outcome, self._parameters(), self.state, state.pace, capturable=self.capturable)
         state.follow(self.schedule, outcome, self.param_groups)
         if self.averaging is not None and tested:  # what is kept on trust counts where it has passed a test
-            latest = state.memory.get(LATEST)
-            self.averaging.update(self._parameters(), self.state, outcome.steps, move.toward, latest)
+            self.averaging.update(self._parameters(), self.state, outcome.steps, move.toward, state.memory.get(LATEST))
         f.look(outcome, self.rule, asks=self.testing is None)
         return loss
 
@@ -251,11 +251,11 @@ class SR2(Reading, ProximalOptimizer):
         """The two evaluations of a step; an interrupt leaves x, buffers and generators as before it."""
         if not callable(closure):
             raise TypeError(NO_CLOSURE)
-        parameters = self._parameters()
-        self._noise = GradientNoise(parameters) if self.batch_growth else None
-        given: dict[str, Any] = {"objective": objective, "capturable": self.capturable, "twin": self._twin}
-        given |= {"around": self._noise, "watch": self._watch, "together": self._processes}
-        return TwoEvaluations(closure, self._module, parameters, tested, **given)
+        params, watch = self._parameters(), self._watch
+        self._noise = GradientNoise(params) if self.batch_growth else None
+        around = self._noise or (self._search.heart and watched(self._search, self._module, watch))
+        how: dict[str, Any] = {"objective": objective, "around": around, "watch": watch, "together": self._processes}
+        return TwoEvaluations(closure, self._module, params, tested, capturable=self.capturable, twin=self._twin, **how)
 
     # ---- before the first step
 
@@ -322,9 +322,8 @@ class SR2(Reading, ProximalOptimizer):
 
     @property
     def _reaching(self) -> bool:
-        """Whether some R is on its way."""
-        own = (group["regularizer"] for group in self.param_groups)
-        return any(mine is not R for mine, R in zip(self._in_force, own, strict=False))  # none before the first step
+        """Whether some R is on its way; none before the first step."""
+        return any(mine is not g["regularizer"] for mine, g in zip(self._in_force, self.param_groups, strict=False))
 
     def _strengthened(self, regularizer: Regularizer | None, params: Sequence[Tensor]) -> Regularizer | None:
         own = regularizer is None or self.reach is None or start.is_kept(regularizer, params, self._processes)
@@ -347,4 +346,5 @@ class SR2(Reading, ProximalOptimizer):
     def _place(self) -> None:
         super()._place()
         self._search.place(self.param_groups, self.capturable)
+        forget(self._search, self.state)
         self._take_constants()

@@ -311,7 +311,7 @@ class SearchState:
             "batch": self.batch,
             "pace": dict(vars(self.pace)),
             "schedule": self.schedule,
-            "heart": None if self.heart is None else dict(vars(self.heart)),
+            "heart": None if self.heart is None else self.heart.saved(),
             "memory": {name: float(value) for name, value in self.memory.items()},
             "moments": {name: float(n) for name, n in self.moments._asdict().items()},
             **{name: int(n) for name, n in self.counts._asdict().items()},
@@ -326,7 +326,7 @@ class SearchState:
         if self.batch is not None and saved.get("batch") is not None:
             self.batch = int(saved["batch"])
         if self.heart is not None:
-            self.heart.go_on(saved.get("heart"))
+            self.heart = self.heart.gone_on(saved.get("heart"))
         self.pace = Pace(**saved.get("pace", {})) if LARGEST in self.memory else Pace()  # of a run that trusted
         for name, count in self.counts._asdict().items():
             count.fill_(int(saved.get(name, 0)))

@@ -16,7 +16,7 @@ from ...optim import ProximalOptimizer
 from ...optim.arguments import ELSEWHERE
 from ...optim.parts import metrics
 from ...optim.parts.rules import Ratio
-from ...optim.parts.schedules import COOLS_FROM, Cooldown
+from ...optim.parts.schedules import Cooldown, cools_from
 from ...regularizers import Regularizer
 from .. import data, models
 from ..baselines import Baseline
@@ -208,7 +208,7 @@ def spelled_out(config: RunConfig, made: torch.optim.Optimizer) -> RunConfig:
     if chosen["weight_decay"] == "auto" and made.param_groups[0]["regularizer"] is None:
         chosen["steps_per_epoch"] = "auto"  # the run knows it; older runs were not told
     if isinstance(made.schedule, Cooldown) and "schedule" not in config.options:  # of steps=n, where none was named
-        chosen["cooldown"] = round(1 - COOLS_FROM, 3)
+        chosen["cooldown"] = round(1 - cools_from([g["regularizer"] for g in made.param_groups]), 3)
     if "rule" not in config.options:
         chosen["rule"] = "none" if rule is Ratio else f"sr2.rules:{rule.__name__}"
     if "rule" not in config.options and rule is Ratio:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...numerics import local
 
 LOW = (torch.bfloat16, torch.float16)
+COMPILED = "CompiledFunctionBackward"
 
 
 class Signs(NamedTuple):
@@ -24,6 +25,8 @@ class Signs(NamedTuple):
     """The dtype below float32 that it computes in."""
     statistics: bool = False
     """Batch norm has moved its running statistics."""
+    compiled: bool = False
+    """torch.compile has made some of it."""
 
 
 def in_graph(result: object) -> Signs | None:
@@ -33,21 +36,22 @@ def in_graph(result: object) -> Signs | None:
     >>> with torch.autocast("cpu", torch.bfloat16):
     ...     loss = layer(x).float().mean()
     >>> in_graph(loss)
-    Signs(autocast=torch.bfloat16, statistics=False)
+    Signs(autocast=torch.bfloat16, statistics=False, compiled=False)
     """
     losses = result if isinstance(result, (list, tuple)) else [result]
     nodes = [loss.grad_fn for loss in losses if isinstance(loss, Tensor) and loss.grad_fn is not None]
     if not nodes:
         return None
-    seen, low, moved = set(nodes), None, False
+    seen, low, moved, compiled = set(nodes), None, False, False
     while nodes:
         node = nodes.pop()
         low = low or next((m.dtype for m in node._input_metadata if m.dtype in LOW), None)
+        compiled |= node.name() == COMPILED
         moved |= bool(getattr(node, "_saved_training", False)) and _has_statistics(node)
         following = {n for n, _ in node.next_functions if n is not None} - seen
         seen |= following
         nodes += following
-    return Signs(low, moved)
+    return Signs(low, moved, compiled)
 
 
 def _has_statistics(node: object) -> bool:

@@ -18,6 +18,7 @@ from ...numerics import as_bytes, capturing, cut, is_expanded, local, whole
 from ..parts.rules import Rule
 from ..processes import ALONE, Processes
 from ..state import Outcome
+from .examples import Examples
 from .losses import NEEDS_GRADIENTS, Closure, as_loss, explained, gradients_of
 from .watch import STILL, ClosureWatch
 
@@ -91,9 +92,13 @@ class TwoEvaluations:
             if self.move is not None:
                 self.move.put_back()
                 self._drop_copies()
-            self._undo()
+            self._before.restore()
+            if not self._capturing:
+                self._randomness.restore()
             if self._watch is not None:
                 self._watch.leaves(self._parameters)
+        if kind is None and isinstance(self._around, Examples):
+            self._around.done()
 
     def at_x(self) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
@@ -184,12 +189,6 @@ class TwoEvaluations:
                 self._watch.still(rule)
         if asks and not (outcome.accepted or outcome.null):
             self._watch.rejected(self.loss, self.again)
-
-    def _undo(self) -> None:
-        """Put the buffers and the generators back to where they were before `at_x`."""
-        self._before.restore()
-        if not self._capturing:
-            self._randomness.restore()
 
     def _loss_and_gradients(self) -> tuple[Tensor, bool]:
         """The usual closure returns one number with its graph; `loss_and_gradients` knows all others."""

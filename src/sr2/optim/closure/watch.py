@@ -41,6 +41,8 @@ class ClosureWatch:
 
     autocast: torch.dtype | None = None
     """The dtype below float32 that the closure was seen to compute in, where the parameters are not of it."""
+    compiled = False
+    """torch.compile was seen to have made some of it."""
 
     def __init__(
         self, slack: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], module: nn.Module | None
@@ -105,6 +107,7 @@ class ClosureWatch:
     def _take(self, found: Sequence[Signs]) -> None:
         if self._exact and self.autocast is None:
             self.autocast = next((signs.autocast for signs in found if signs.autocast in LOW), None)
+        self.compiled |= any(signs.compiled for signs in found)
         if not self._protected and any(signs.statistics for signs in found):
             self._once(
                 "batch norm",

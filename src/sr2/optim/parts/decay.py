@@ -33,8 +33,8 @@ where the solution is far from x_0, w / sigma may exceed 2, and each step would 
 AUTO = "auto"
 SHARE = 0.0036
 """w times the size of the first weights: where a step is a tenth of them, 0.036 % of a weight is lost."""
-PER_EPOCH = 1.4
-"""The same times the steps of an epoch: 14 % of a weight are lost per epoch, so that the window is seven epochs."""
+PER_EPOCH = 2.8
+"""The same times the steps of an epoch: 28 % of a weight are lost per epoch, so that the window is three and a half."""
 MOST = 0.01
 """Of a few steps per epoch: targets with noise want three times as much, those without a third (docs/choices.md)."""
 

@@ -24,7 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .decay import MOST, Decay
+from .decay import AUTO, MOST, SHARE, Decay
+from .epoch import Epoch
 
 FASTER = 2.8
 """w times the size of the first weights times K, where all is learnt by heart: at the usual sigma 28 % of a weight are
@@ -44,7 +45,7 @@ FEWEST, MOST_BATCHES = 3, 40
 @dataclass
 class ByHeart:
     """Once per epoch x stays for a step, so that the next batch is asked at the same x. Numbers of the host, which are
-    saved with the search.
+    saved with the search. K may be found (see `epoch.py`): then w stays what it is until examples are learnt by heart.
 
     >>> heart = ByHeart(batches=6)
     >>> [t for t in range(30) if heart.due(t)]
@@ -59,7 +60,7 @@ class ByHeart:
     """
 
     batches: int
-    """K."""
+    """K; 0 while it is not known."""
     autos: list[float] = field(default_factory=list)
     """What "auto" is, in each group that has it and no R: only such a w becomes another."""
     stayed: int = -1
@@ -71,18 +72,41 @@ class ByHeart:
     """The same of the logarithm of that mean."""
     log_squares: float = 0.0
     """The mean of all these logarithms, which no single spike decides."""
+    relative: float = MOST
+    """w times the size of the first weights, while nothing is learnt by heart."""
+    epoch: Epoch | None = None
+    """What looks for K, until it is found or not to be found."""
 
     @staticmethod
-    def of(decay: Decay, capturable: bool) -> ByHeart | None:
-        """Where w is "auto" and epochs are short, but not with `capturable`, where the host does not look."""
+    def of(decay: Decay, capturable: bool, looks: bool) -> ByHeart | None:
+        """Where w is "auto" and epochs are short, but not with `capturable`, where the host does not look.
+
+        looks: for K, where it is not said.
+        """
         n = decay.steps_per_epoch
-        if n is None or capturable or decay.said is not None:
+        if capturable or decay.said is not None or decay.unsaid != AUTO:
             return None
+        if n is None:
+            return ByHeart(0, relative=SHARE, epoch=Epoch(MOST_BATCHES)) if looks else None
         return ByHeart(n) if FEWEST <= n <= MOST_BATCHES else None
+
+    def came(self, marks: list[int], t: int) -> bool:
+        """The examples of step t. Returns whether there is anything to ask for, now or later: not where K is not found,
+        no group has a w of "auto", or a step was not looked at."""
+        if self.epoch is None:
+            return True
+        if self.epoch.taken == t:
+            self.epoch.take(marks)
+        if self.epoch.over or self.epoch.taken <= t or not self.autos:
+            self.batches, self.epoch = self.epoch.batches, None
+            return bool(self.autos) and FEWEST <= self.batches <= MOST_BATCHES
+        return True
 
     def due(self, t: int) -> bool:
         """Whether x stays at step t, counted from 0. It and the next step are of one epoch, neither is its last, whose
         batch may be a small one, and it is not the first epoch: what was not seen is not known by heart."""
+        if not self.batches:
+            return False
         every = self.batches * math.ceil(APART / self.batches)
         return t >= self.batches and t % every == (self.batches - 2) // 2
 
@@ -118,13 +142,27 @@ class ByHeart:
 
     def decay(self, w: float) -> float:
         """w of a group, faster where it is "auto" and examples are learnt by heart."""
-        return w * (1 + self.share * (FASTER / (self.batches * MOST) - 1)) if w in self.autos else w
+        if not self.batches or w not in self.autos:
+            return w
+        return w * (1 + self.share * (FASTER / (self.batches * self.relative) - 1))
 
-    def go_on(self, saved: Mapping[str, Any] | None) -> None:
-        """From a saved state. A state without one has no "auto", and nothing is asked; of another K no pair counts."""
+    def saved(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**vars(self), "epoch": None if self.epoch is None else self.epoch.saved()}
+
+    def gone_on(self, saved: Mapping[str, Any] | None) -> ByHeart | None:
+        """This one, from a saved state, also with the K that was said or found there. A state without one has no
+        "auto", and nothing is asked; of another K no pair counts."""
+        if not saved and not self.batches:
+            return None
         saved = saved or {}
         self.autos, self.stayed = list(saved.get("autos", [])), int(saved.get("stayed", -1))
+        self.relative = float(saved.get("relative", MOST))
+        if self.epoch is not None:
+            self.batches, epoch = int(saved.get("batches", 0)), saved.get("epoch")
+            self.epoch = None if epoch is None else Epoch.of(epoch)
         of_this = {} if saved.get("batches") != self.batches else saved
         self.pairs = int(of_this.get("pairs", 0))
         for name in ("agreement", "log_square", "log_squares"):
             setattr(self, name, float(of_this.get(name, 0.0)))
+        return self

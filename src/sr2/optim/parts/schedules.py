@@ -18,8 +18,8 @@ COOLEST = 0.02
 the last steps could not come back."""
 SHRINKS = (0.1, 0.7)
 """Of a run of which only the number of steps is known: between these shares of it a budget shrinks."""
-COOLS_FROM = 0.7
-"""And from this share on steps become short."""
+COOLS_FROM = 0.5
+"""From this share on steps become short; not before a budget is had."""
 SOON = (100, 200)
 """Where that number is not known either, a budget shrinks over these steps: few, so that a short run reaches it too."""
 
@@ -125,17 +125,29 @@ def as_cooldown(steps: object) -> Cooldown:
     return Cooldown(*_pair(steps, "cooldown", "(800, 1000)"))
 
 
-def planned_cooldown(given: object, steps: int | None) -> Cooldown | None:
+def cools_from(regularizers: Iterable[Regularizer | None]) -> float:
+    """The share of a run from which on steps become short, under these regularizers.
+
+    >>> from sr2 import L1, L0Ball
+    >>> cools_from([L1(0.1), None]), cools_from([L0Ball(density=0.05), None])
+    (0.5, 0.7)
+    """
+    return SHRINKS[1] if _some_budget(regularizers) else COOLS_FROM
+
+
+def planned_cooldown(
+    given: object, steps: int | None, regularizers: Iterable[Regularizer | None] = ()
+) -> Cooldown | None:
     """The cooldown that was given, or that of a run of so many steps.
 
     >>> planned_cooldown(None, 1000)
-    Cooldown(first=700, last=1000)
+    Cooldown(first=500, last=1000)
     """
     if steps is not None:
         check_integer("SR2", "steps (epochs * len(loader))", steps, 2)
     if given is not None:
         return as_cooldown(given)
-    return None if steps is None else Cooldown(max(1, round(COOLS_FROM * steps)), steps)
+    return None if steps is None else Cooldown(max(1, round(cools_from(regularizers) * steps)), steps)
 
 
 def planned_reach(
@@ -155,12 +167,16 @@ def planned_reach(
         return None
     if given != "auto":
         return Reach(*_pair(given, "reach", "(100, 700)"))
-    if not any(r is not None and r.strict for r in regularizers):
+    if not _some_budget(regularizers):
         return None
     if steps is None:
         return None if otherwise is None else Reach(*otherwise)
     first = max(1, round(SHRINKS[0] * steps))
     return Reach(first, max(first + 1, round(SHRINKS[1] * steps)))
+
+
+def _some_budget(regularizers: Iterable[Regularizer | None]) -> bool:
+    return any(r is not None and r.strict for r in regularizers)
 
 
 def _pair(steps: object, name: str, example: str) -> tuple[int, int]:

@@ -1,0 +1,87 @@
+"""How many batches an epoch has, where nobody says: in the second one the examples of the first come again.
+
+A `DataLoader` that shuffles gives every example once per epoch. So no example comes twice in the first K batches, and
+of the next ones all have come before. Where examples are changed at random (crops, mirrors), drawn with replacement, or
+are windows of a text, it is not so, and nothing is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+REPEATED = 0.1
+"""The largest share of examples of the first epoch that have come before in it, as equal rows of a table do."""
+RETURNED = 0.7
+"""The least share, in the first batches of the second epoch, of those that came in the first. A loader that leaves out
+what does not fill a batch leaves out a quarter at the most, of three batches."""
+SURE = 4, 16
+"""So many batches of the second epoch are looked at, and so many examples, to make sure."""
+WATCHED = 512
+"""Of larger batches so many examples are watched, about."""
+
+
+@dataclass
+class Epoch:
+    """Finds K from the marks of the examples of each batch, integers. Plain data, which is saved with the search.
+
+    >>> epoch = Epoch(most=40)
+    >>> first, second = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]], [[4, 7, 1, 10], [12, 5, 8, 3], [9, 2, 11, 6]]
+    >>> for batch in first + second + first:
+    ...     epoch.take(batch) if not epoch.over else None
+    >>> epoch.batches, epoch.over
+    (3, True)
+    """
+
+    most: int
+    """The longest epoch that is wanted."""
+    batches: int = 0
+    """K; 0 where it is not known, or not yet."""
+    over: bool = False
+    """Nothing more is looked at."""
+    taken: int = 0
+    """Batches that were looked at."""
+    every: int = 0
+    """Of marks the multiples of this number are watched, so that the same examples are watched at any time."""
+    first: int = 0
+    """What may be K, while that is made sure."""
+    came: int = 0
+    again: int = 0
+    """Examples of the first epoch, and those of them that had come before; then the same of the second."""
+    known: set[int] = field(default_factory=set)
+
+    def take(self, marks: list[int]) -> None:
+        """The examples of the next batch."""
+        self.every = self.every or max(1, len(marks) // WATCHED)
+        watched = [mark for mark in marks if mark % self.every == 0]
+        again = sum(mark in self.known for mark in watched)
+        if not self.first and watched and 2 * again >= len(watched):
+            if self.again > REPEATED * self.came:
+                return self._end(0)
+            self.first, self.came, self.again = self.taken, 0, 0
+        self.taken += 1
+        self.came += len(watched)
+        if self.first:
+            self.again += again
+            if self.taken - self.first >= SURE[0] and self.came >= SURE[1]:
+                self._end(self.first if self.again >= RETURNED * self.came else 0)
+            return None
+        before = len(self.known)
+        self.known.update(watched)
+        self.again += before + len(watched) - len(self.known)
+        if not marks or self.taken > self.most:
+            self._end(0)
+        return None
+
+    def _end(self, batches: int) -> None:
+        self.batches, self.over = batches, True
+        self.known.clear()
+
+    def saved(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**vars(self), "known": sorted(self.known)}
+
+    @staticmethod
+    def of(saved: dict[str, Any]) -> Epoch:
+        """The inverse."""
+        return Epoch(**{**saved, "known": set(saved["known"])})

@@ -1,0 +1,359 @@
+"""How many batches an epoch has, where nobody says: examples that come again."""
+
+import copy
+import io
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.data import DataLoader, TensorDataset
+
+from sr2 import SR2, L0Ball
+from sr2.optim.closure.examples import WIDEST, Examples, marks_of
+from sr2.optim.parts.epoch import Epoch
+
+# ---- the marks of examples
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.cfloat,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(3,), (2, 5), (3, 8, 8), (2 * WIDEST + 3,)], ids=str)
+def test_an_example_has_one_mark_wherever_it_stands(dtype, shape):
+    torch.manual_seed(0)
+    x = torch.randint(0, 2, (32, *shape)).to(dtype)
+    marks = marks_of([x])
+    for row in torch.randperm(32).split(5):
+        assert marks_of([x[row]]) == [marks[i] for i in row]
+
+
+def test_the_layout_of_memory_says_nothing():
+    x = torch.randn(8, 3, 4, 4)
+    marks = marks_of([x])
+    assert marks_of([x.contiguous(memory_format=torch.channels_last)]) == marks
+    assert marks_of([torch.stack([x, -x], 1)[:, 0]]) == marks
+    assert marks_of([x.clone().requires_grad_()]) == marks
+
+
+def test_no_two_of_many_examples_have_the_same_mark():
+    """Also where they differ in a few bits that are all alike."""
+    draw = np.random.default_rng(0)
+    images = np.unique(draw.integers(0, 2, (20000, 64)) * 16.0, axis=0)
+    assert len(set(marks_of([torch.tensor(images)]))) == len(images)
+    one_hot = torch.eye(2000)
+    assert len(set(marks_of([one_hot]))) == 2000
+    pairs = torch.tensor(list(itertools.combinations(range(100), 2)))
+    assert len(set(marks_of([pairs]))) == len(pairs)
+
+
+def test_all_tensors_with_as_many_rows_count():
+    x, y, other = torch.randn(4, 3), torch.arange(4), torch.randn(7)
+    both = marks_of([(x,), {"y": y}])
+    assert both != marks_of([x])
+    assert both == marks_of([[x], {"y": {"deeper": y}, "other": other, "words": "none"}])
+    assert marks_of([(x[:2],), {"y": y[:2]}]) == both[:2]
+
+
+@pytest.mark.parametrize("inputs", [(), (3,), (torch.tensor(1.0),), (torch.eye(3).to_sparse(),)], ids=str)
+def test_what_has_no_examples_has_no_marks(inputs):
+    assert marks_of(inputs) == []
+
+
+def test_inside_a_transform_nothing_is_seen():
+    model = nn.Linear(3, 1)
+    with Examples(model) as examples:
+        torch.func.vmap(model)(torch.randn(4, 2, 3))
+    assert examples.marks == []
+    assert not model._forward_pre_hooks
+
+
+# ---- the length of an epoch
+
+
+def epochs(n, size, rounds, *, drop_last=False, seed=0):
+    draw = np.random.default_rng(seed)
+    for _ in range(rounds):
+        order = draw.permutation(n)
+        for i in range(0, n - size + 1 if drop_last else n, size):
+            yield order[i : i + size].tolist()
+
+
+def found(batches, most=40):
+    epoch = Epoch(most)
+    for batch in batches:
+        epoch.take(batch)
+        if epoch.over:
+            break
+    return epoch
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 3000])
+@pytest.mark.parametrize("number", [3, 4, 7, 16, 40])
+def test_it_is_found_with_small_last_batches_and_without(number, size, drop_last):
+    rest = size // 2
+    n = number * size + (rest if drop_last else rest - size if rest else 0)
+    for seed in range(5):
+        epoch = found(epochs(n, size, 20, drop_last=drop_last, seed=seed))
+        assert (epoch.batches, epoch.over) == (number, True)
+        assert not epoch.known
+
+
+def test_it_is_found_by_the_time_the_second_epoch_has_four_batches():
+    assert found(epochs(6 * 32, 32, 2)).taken == 10
+    assert found(epochs(3 * 2, 2, 5)).taken == 11
+
+
+@pytest.mark.parametrize("size", [1, 3, 32])
+def test_examples_that_are_drawn_with_replacement_have_no_epochs(size):
+    for seed, n in itertools.product(range(10), (12 * size, 40 * size)):
+        draw = np.random.default_rng(seed)
+        batches = (draw.integers(0, n, size).tolist() for _ in range(100))
+        assert not 0 < found(batches).batches < n // size // 2
+
+
+def test_an_epoch_that_began_before_the_first_step_is_not_taken_for_a_whole_one():
+    for seed in range(10):
+        batches = list(epochs(12 * 16, 16, 3, seed=seed))
+        assert found(batches[6:]).batches == 0
+
+
+def test_a_long_epoch_new_examples_and_none_at_all():
+    assert found(epochs(41 * 4, 4, 2)).batches == 0
+    assert found([[3 * t, 3 * t + 1, 3 * t + 2] for t in range(50)]).batches == 0
+    assert found([[]]).over
+
+
+@pytest.mark.parametrize(("share", "number"), [(0.04, 8), (0.5, 0)])
+def test_a_few_equal_rows_are_borne(share, number):
+    alike = int(share * 256)
+    of = [0] * alike + list(range(1, 257 - alike))
+    assert found([of[i] for i in batch] for batch in epochs(256, 32, 2)).batches == number
+
+
+def test_a_probe_that_comes_with_every_batch_is_no_epoch():
+    assert found(batch + [-1] * 8 for batch in epochs(8 * 16, 16, 2)).batches == 0
+
+
+# ---- in SR2
+
+
+def network(width=4):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def table(n=96, width=4):
+    torch.manual_seed(1)
+    return torch.randn(n, width), torch.randn(n, 1)
+
+
+def loader(n=96, size=16, **options):
+    return DataLoader(
+        TensorDataset(*table(n)), size, shuffle=True, generator=torch.Generator().manual_seed(0), **options
+    )
+
+
+def examples(rounds, **options):
+    batches = loader(**options)
+    return [batch for _ in range(rounds) for batch in batches]
+
+
+def train(model, optimizer, batches):
+    for x, y in batches:
+        optimizer.step(lambda x=x, y=y: F.mse_loss(model(x), y))
+
+
+def heart_of(optimizer):
+    return optimizer._search.heart
+
+
+@pytest.mark.parametrize("n", [96, 90, 40, 3 * 16])
+def test_the_number_of_batches_of_a_loader_is_found(n):
+    model = network()
+    optimizer = SR2(model)
+    train(model, optimizer, examples(6, n=n))
+    assert heart_of(optimizer).batches == len(loader(n))
+    assert heart_of(optimizer).epoch is None
+    assert heart_of(optimizer).pairs > 0
+    assert optimizer.counts["null"] > 0
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_of_a_batch_are_one_batch(parts):
+    model = network()
+    optimizer = SR2(model)
+    for x, y in examples(2):
+        pairs = list(zip(x.split(16 // parts), y.split(16 // parts), strict=True))
+        optimizer.step(lambda pairs=pairs: [F.mse_loss(model(a), b) / parts for a, b in pairs])
+    assert heart_of(optimizer).batches == 6
+
+
+def test_w_stays_until_examples_are_learnt_by_heart():
+    model = network()
+    optimizer = SR2(model)
+    train(model, optimizer, examples(2))
+    group, heart = optimizer.param_groups[0], heart_of(optimizer)
+    assert group["weight_decay"] == pytest.approx(0.0036 * optimizer.rule.usual_sigma / 10)
+    assert optimizer._search.decay_of(group) == group["weight_decay"]
+    heart.pairs, heart.agreement, heart.log_square, heart.log_squares = 0, 0.0, 0.0, 0.0
+    for _ in range(3):
+        heart.take(0.0, 1.0)
+    assert optimizer._search.decay_of(group) == pytest.approx(2.8 / 6 / 0.0036 * group["weight_decay"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"weight_decay": 0.1}, {"regularizer": L0Ball(density=0.5)}, {"capturable": True}, {"metric": None, "sigma": 9.0}],
+    ids=str,
+)
+def test_where_nothing_would_follow_nothing_is_looked_at(options):
+    model = network()
+    optimizer = SR2(model, **options)
+    train(model, optimizer, examples(3))
+    assert heart_of(optimizer) is None or not heart_of(optimizer).batches
+    assert optimizer.counts["null"] == 0
+
+
+def test_parameters_alone_show_no_examples():
+    model = network()
+    optimizer = SR2(model.parameters())
+    train(model, optimizer, examples(3))
+    assert heart_of(optimizer) is None
+
+
+@pytest.mark.parametrize("cut", [1, 5, 6, 8, 11, 14, 15])
+def test_it_resumes_to_the_same_bits(cut):
+    """Also before an epoch is over, while it is made sure, and where x stays."""
+    batches = examples(5)
+    whole = network()
+    optimizer = SR2(whole)
+    train(whole, optimizer, batches)
+    model = network()
+    first = SR2(model)
+    train(model, first, batches[:cut])
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": first.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    model.load_state_dict(saved["model"])
+    second = SR2(model)
+    second.load_state_dict(saved["optimizer"])
+    train(model, second, batches[cut:])
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+    assert second.counts == optimizer.counts
+    assert heart_of(second) == heart_of(optimizer)
+    assert optimizer.counts["null"] >= 2
+
+
+def test_a_state_goes_on_with_what_was_said_when_it_was_saved():
+    model, batches = network(), examples(4)
+    said = SR2(model, steps_per_epoch=6)
+    train(model, said, batches[:14])
+    optimizer = SR2(model)
+    optimizer.load_state_dict(said.state_dict())
+    assert heart_of(optimizer) == heart_of(said)
+    train(model, optimizer, batches[14:])
+    assert heart_of(optimizer).pairs == 3
+
+
+def test_a_state_of_before_goes_on_without_it():
+    model, batches = network(), examples(4)
+    old = SR2(model)
+    old._search.heart = None
+    train(model, old, batches[:3])
+    optimizer = SR2(model)
+    optimizer.load_state_dict(old.state_dict())
+    train(model, optimizer, batches[3:])
+    assert heart_of(optimizer) is None
+    assert optimizer.counts["null"] == 0
+
+
+def test_a_kept_gradient_that_nobody_asks_for_is_dropped():
+    model, batches = network(), examples(3)
+    first = SR2(model)
+    while not any("paused" in entry for entry in first.state.values()):
+        train(model, first, [batches.pop(0)])
+    second = SR2(model, weight_decay=0.1)
+    second.load_state_dict(first.state_dict())
+    assert not any("paused" in entry for entry in second.state.values())
+
+
+def test_a_step_that_fails_is_no_batch_more():
+    """The same batch is asked again, and another is left out."""
+    model, batches = network(), examples(4)
+    optimizer = SR2(model)
+
+    def fails():
+        F.mse_loss(model(batches[3][0]), batches[3][1])
+        raise KeyboardInterrupt
+
+    train(model, optimizer, batches[:3])
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(fails)
+    train(model, optimizer, batches[3:])
+    assert heart_of(optimizer).batches == 6
+
+
+def test_a_copy_looks_on_by_itself():
+    model, batches = network(), examples(4)
+    optimizer = SR2(model)
+    train(model, optimizer, batches[:4])
+    twin = copy.deepcopy({"model": model, "optimizer": optimizer})
+    train(model, optimizer, batches[4:])
+    assert len(heart_of(twin["optimizer"]).epoch.known) == 64
+    train(twin["model"], twin["optimizer"], batches[4:])
+    assert heart_of(twin["optimizer"]) == heart_of(optimizer)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["network", "loss"])
+def test_a_compiled_network_is_not_looked_at_and_not_compiled_anew(whole):
+    made = {}
+    for decay in (0.1, "auto"):
+        torch._dynamo.reset()
+        model, made[decay] = network(), CompileCounterWithBackend("aot_eager")
+
+        def loss(x, y, model=model):
+            return F.mse_loss(model(x), y)
+
+        run = torch.compile(loss if whole else model, backend=made[decay])
+        optimizer = SR2(model, weight_decay=decay)
+        for x, y in examples(3):
+            optimizer.step(lambda x=x, y=y, run=run: run(x, y) if whole else F.mse_loss(run(x), y))
+    assert made[0.1].frame_count == made["auto"].frame_count > 0
+    assert not heart_of(optimizer).batches
+
+
+def test_it_helps_where_targets_are_noisy_and_nothing_was_said():
+    """Held-out errors, against the same run that does not look."""
+    looking, blind = [], []
+    for seed in range(4):
+        draw = np.random.default_rng(seed)
+        x = torch.tensor(draw.normal(size=(192, 12)), dtype=torch.float32)
+        y = x @ torch.tensor(draw.normal(size=(12, 1)), dtype=torch.float32) / 12**0.5
+        y = y / y.std() + torch.tensor(draw.normal(size=(192, 1)), dtype=torch.float32)
+        for errors, looks in ((looking, True), (blind, False)):
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+            optimizer = SR2(model)
+            if not looks:
+                optimizer._search.heart = None
+            for batch in epochs(96, 16, 40, seed=seed):
+                optimizer.step(lambda b=batch, m=model, x=x, y=y: F.mse_loss(m(x[b]), y[b]))
+            with torch.no_grad(), optimizer.averaged():
+                errors.append(float(F.mse_loss(model(x[96:]), y[96:])))
+    assert sum(looking) < 0.95 * sum(blind)
