@@ -342,9 +342,9 @@ def test_what_is_chosen_by_itself_is_written_out() -> None:
         "average": True,
         "momentum": 0.9,
         "rule": "sr2.rules:Tolerant",
-        "cooldown": 0.5,
+        "cooldown": 0.3,
     }
-    assert checked(RunConfig.of(regularizer="l0_ball", reg=("density=0.05",))).options["cooldown"] == 0.3
+    assert checked(RunConfig.of(regularizer="none")).options["cooldown"] == 0.5
     assert checked(RunConfig.of(cooldown=0.0)).options["cooldown"] == 0.0
     assert checked(RunConfig.of(cooldown="none")).options["cooldown"] == 0.0
     uncooled = make_optimizer(RunConfig.of(cooldown=0.0), nn.Linear(2, 2), steps=100)

@@ -46,7 +46,7 @@ def test_the_run_tells_a_budget_how_many_steps_there_are():
     assert made(**budget, cooldown=0.1).schedule == Cooldown(900, 1000)
     assert made(regularizer="nm").reach == Reach(100, 700)
     assert made(regularizer="l1").reach is None
-    assert made(regularizer="l1").schedule == Cooldown(500, 1000)
+    assert made(regularizer="l1").schedule == Cooldown(700, 1000)
     assert made(regularizer="l1", eta2=0.9).schedule is None  # Algorithm 1 goes on as long as one lets it
     assert made(1, **budget).reach is not None
     open_ended = made(**budget, epsilon=1e-3)  # nobody knows its last step

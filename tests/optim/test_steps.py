@@ -21,8 +21,8 @@ def test_what_steps_stands_for():
     budget = made(L0Ball(density=0.05))
     assert (budget.reach, budget.schedule) == (Reach(100, 700), Cooldown(700, 1000))
     assert "reach=Reach(first=100, last=700)" in repr(budget)
-    for R in (None, L1(1e-3)):
-        assert (made(R).reach, made(R).schedule) == (None, Cooldown(500, 1000))
+    assert (made(None).reach, made(None).schedule) == (None, Cooldown(500, 1000))
+    assert (made(L1(1e-3)).reach, made(L1(1e-3)).schedule) == (None, Cooldown(700, 1000))
     groups = [{"params": [nn.Parameter(torch.ones(9, 9))], "regularizer": R} for R in (L0Ball(k=5), None)]
     assert SR2(groups, steps=1000).schedule == Cooldown(700, 1000)
     given = made(L0Ball(density=0.05), reach=(5, 50), cooldown=(900, 950))

@@ -29,17 +29,17 @@ Groups = Sequence[dict[str, Any]]
 
 
 def watched(search: SearchState, module: nn.Module | None, watch: ClosureWatch) -> Examples | None:
-    """What sees the examples of a step, while it is not known how many batches an epoch has.
+    """What sees the examples of a step, where the number of batches of an epoch is to be found, or was.
 
     Not those of the search for sigma_0, which is no step; not those of one process of several, which are a part; and
     not those of a network that torch.compile has made, and would make anew without what sees them.
     """
-    if search.heart is None or search.heart.epoch is None or module is None:
+    t = int(search.steps)
+    if search.heart is None or module is None or not search.heart.asks_for_examples(t):
         return None
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if several or watch.compiled or not search.sigma_known:
         return None
-    t = int(search.steps)
 
     def then(marks: list[int]) -> None:
         if search.heart is not None and not search.heart.came(marks, t):
@@ -98,6 +98,12 @@ def stays(
     kept = [states[p].pop(NAME, None) for p in params]
     if any(g["regularizer"] is not None for g in groups):
         return False
+    if heart.epoch is not None and heart.asks_for_examples(t):
+        if not isinstance(f.around, Examples):
+            return False
+        if not heart.epoch.goes_on(f.around.marks):  # so it was none, or is none any more
+            search.heart = None
+            return False
     if heart.stayed == t - 1 >= 0 and any(g is not None for g in kept):
         heart.take(*compare(params, kept, together))
     decays = (g["weight_decay"] in heart.autos and any(p.dim() > 1 for p in g["params"]) for g in groups)

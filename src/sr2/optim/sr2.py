@@ -96,8 +96,8 @@ class SR2(Reading, ProximalOptimizer):
             at most w / usual; also "5e-4/step"; "auto" is 0.0036 / size of x_0, or 0 under a penalty.
         steps_per_epoch: len(loader); an "auto" decay without R then follows it. Short epochs are found without it.
         schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
-        steps: n, how many there will be. The last half is a cooldown; or a budget shrinks from 0.1 n to 0.7 n, and the
-            rest is one. `cooldown` or `schedule` and `reach` have the last word on theirs.
+        steps: n, how many there will be. The last half is a cooldown, under R the last three tenths; a budget shrinks
+            from 0.1 n to 0.7 n. `cooldown` or `schedule` and `reach` have the last word on theirs.
         reach: (first, last), the steps between which a budget shrinks or a lambda grows (see `sr2.schedules.Reach`).
             Without `steps` it is (100, 200) for a budget; None is at once, as Algorithm 1 begins.
         average: keep an average of the iterates too, True or an object of `sr2.averaging`, True; see `averaged`.

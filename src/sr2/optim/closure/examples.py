@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 WIDEST = 4096
 """So many numbers of an example are looked at, at most, evenly over it."""
+MOST = 2**22
+"""And so many of all examples of a call; of more, none, since a step would take too long."""
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of as many bytes as a number has."""
 
@@ -21,22 +24,30 @@ class Examples:
     >>> layer, x = nn.Linear(3, 1), torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     >>> with Examples(layer) as examples:
     ...     _ = layer(x)
-    ...     _ = layer(x.flip(0))
-    >>> a, b, c, d = examples.marks
-    >>> a == d != b == c
-    True
+    >>> a, b = examples.marks
+    >>> marks_of([x.flip(0)]) == [b, a], a == b
+    (True, False)
     """
 
-    def __init__(self, module: nn.Module, then: Callable[[list[int]], None] | None = None) -> None:
+    def __init__(self, module: nn.Module | None = None, then: Callable[[list[int]], None] | None = None) -> None:
         self._module, self._then = module, then
+        self._open = False
         self.marks: list[int] = []
+        """Each once: a network may be given the same examples twice."""
 
     def __enter__(self) -> Examples:
+        assert self._module is not None
+        self._open = True
         self._hook = self._module.register_forward_pre_hook(self._look, with_kwargs=True)
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._hook.remove()
+        self._open = False
+        self.marks = list(dict.fromkeys(self.marks))
+
+    def __reduce__(self) -> tuple[type[Examples], tuple[()]]:
+        return Examples, ()  # the hook in a copy of the module that is made meanwhile sees nothing
 
     def done(self) -> None:
         """The step is done."""
@@ -44,7 +55,8 @@ class Examples:
             self._then(self.marks)
 
     def _look(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():  # the hook would become part of the compiled network
+        # What traces would make the hook part of the network.
+        if not self._open or torch.compiler.is_compiling() or torch._C._get_tracing_state():
             return
         try:
             self.marks += marks_of([args, named])
@@ -56,8 +68,8 @@ class Examples:
 def marks_of(inputs: object) -> list[int]:
     """A number for each example, the same for the same example: a hash of its bytes, of all tensors that have as many
     rows as the first one. Integers alone, since a sum of floats depends on where in a batch an example stands."""
-    tensors = [t.detach() for t in _tensors(inputs) if t.dim() > 0 and t.layout == torch.strided]
-    if not tensors:
+    tensors = [t.detach() for t in _tensors(inputs) if t.dim() > 0]
+    if sum(len(t) * min(math.prod(t.shape[1:]), WIDEST) for t in tensors) > MOST or not tensors:
         return []
     marks = torch.zeros(len(tensors[0]), dtype=torch.int64, device=tensors[0].device)
     for t in tensors:
@@ -68,7 +80,8 @@ def marks_of(inputs: object) -> list[int]:
 
 def _tensors(inputs: object) -> Iterator[Tensor]:
     if type(inputs) is Tensor:
-        yield inputs
+        if inputs.layout == torch.strided and not (inputs.is_quantized or inputs.is_nested):
+            yield inputs
     elif isinstance(inputs, Mapping):
         for value in inputs.values():
             yield from _tensors(value)
@@ -79,16 +92,31 @@ def _tensors(inputs: object) -> Iterator[Tensor]:
 
 def _row_sums(t: Tensor) -> Tensor:
     """Of every row, a hash of each number and its place, summed modulo 2^64."""
-    numbers = torch.view_as_real(t) if t.is_complex() else t
-    rows = numbers.reshape(len(t), -1)
-    rows = rows[:, :: -(-max(1, rows.shape[1]) // WIDEST)].contiguous()
-    words = rows.view(WORDS[rows.element_size()]).long()
+    t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.resolve_neg()
+    words = _columns(t).contiguous()
+    words = words.view(WORDS[words.element_size()]).long()
     return _mixed(words + _mixed(torch.arange(words.shape[1], device=words.device))).sum(1)
+
+
+def _columns(t: Tensor) -> Tensor:
+    """Of every row its numbers, or `WIDEST` of them; a large tensor is not copied for them."""
+    n = math.prod(t.shape[1:])
+    if n <= WIDEST:
+        return t.reshape(len(t), n)
+    chosen = torch.arange(0, n, -(-n // WIDEST), device=t.device)
+    places: list[Any] = [slice(None), *torch.unravel_index(chosen, t.shape[1:])]
+    return t[tuple(places)]
 
 
 def _mixed(x: Tensor) -> Tensor:
     """Each number to one that looks random (the steps of SplitMix64)."""
     x = (x + 1) * -7046029254386353131
-    x = (x ^ (x >> 30)) * -4658895280553007687
-    x = (x ^ (x >> 27)) * -7723592293110705685
-    return x ^ (x >> 31)
+    x = (x ^ _right(x, 30)) * -4658895280553007687
+    x = (x ^ _right(x, 27)) * -7723592293110705685
+    return x ^ _right(x, 31)
+
+
+def _right(x: Tensor, bits: int) -> Tensor:
+    """Shifted by so many bits, with zeros from the left."""
+    low: int = 2 ** (64 - bits) - 1
+    return (x >> bits) & low

@@ -72,7 +72,7 @@ class TwoEvaluations:
         self._closure, self.objective, self.tested = closure, objective if tested else None, tested
         self.of_batch = objective is None  # f is the loss of a batch, also at a step that is not tested
         self._module, self._parameters = module, parameters
-        self._around = around or nullcontext()
+        self.around = around or nullcontext()
         self._watch, self._together, self._capturable = watch, together, capturable
         self._devices = {p.device for p in parameters}
         self._before = Buffers(module)
@@ -97,14 +97,14 @@ class TwoEvaluations:
                 self._randomness.restore()
             if self._watch is not None:
                 self._watch.leaves(self._parameters)
-        if kind is None and isinstance(self._around, Examples):
-            self._around.done()
+        if kind is None and isinstance(self.around, Examples):
+            self.around.done()
 
     def at_x(self) -> Tensor:
         """The loss at x, detached; every parameter's gradient is in its `.grad`."""
         self._drop_copies()
         versions = [p._version for p in self._parameters]
-        with _no_fast_path(), self._around:
+        with _no_fast_path(), self.around:
             self.loss, self._fills_gradients = self._loss_and_gradients()
         if self._watch is not None and self._watch.looks > 0:
             self._together.check_alike(self._parameters)

@@ -19,6 +19,8 @@ SURE = 4, 16
 """So many batches of the second epoch are looked at, and so many examples, to make sure."""
 WATCHED = 512
 """Of larger batches so many examples are watched, about."""
+KEPT = 256
+"""So many examples of the first epoch are remembered, about, to know those of later ones."""
 
 
 @dataclass
@@ -27,10 +29,10 @@ class Epoch:
 
     >>> epoch = Epoch(most=40)
     >>> first, second = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]], [[4, 7, 1, 10], [12, 5, 8, 3], [9, 2, 11, 6]]
-    >>> for batch in first + second + first:
-    ...     epoch.take(batch) if not epoch.over else None
-    >>> epoch.batches, epoch.over
-    (3, True)
+    >>> [epoch.take(batch) for batch in first + second + first[:1]], epoch.batches
+    ([False, False, False, False, False, False, True], 3)
+    >>> epoch.goes_on([8, 2, 5, 9]), epoch.goes_on([13, 14, 15, 16])
+    (True, False)
     """
 
     most: int
@@ -38,7 +40,7 @@ class Epoch:
     batches: int = 0
     """K; 0 where it is not known, or not yet."""
     over: bool = False
-    """Nothing more is looked at."""
+    """It is found, or not to be found."""
     taken: int = 0
     """Batches that were looked at."""
     every: int = 0
@@ -50,8 +52,8 @@ class Epoch:
     """Examples of the first epoch, and those of them that had come before; then the same of the second."""
     known: set[int] = field(default_factory=set)
 
-    def take(self, marks: list[int]) -> None:
-        """The examples of the next batch."""
+    def take(self, marks: list[int]) -> bool:
+        """The examples of the next batch; returns whether K is found, or not to be found."""
         self.every = self.every or max(1, len(marks) // WATCHED)
         watched = [mark for mark in marks if mark % self.every == 0]
         again = sum(mark in self.known for mark in watched)
@@ -63,19 +65,25 @@ class Epoch:
         self.came += len(watched)
         if self.first:
             self.again += again
-            if self.taken - self.first >= SURE[0] and self.came >= SURE[1]:
-                self._end(self.first if self.again >= RETURNED * self.came else 0)
-            return None
+            if self.taken - self.first < SURE[0] or self.came < SURE[1]:
+                return False
+            return self._end(self.first if self.again >= RETURNED * self.came else 0)
         before = len(self.known)
         self.known.update(watched)
         self.again += before + len(watched) - len(self.known)
-        if not marks or self.taken > self.most:
-            self._end(0)
-        return None
+        return self._end(0) if not marks or self.taken > self.most else False
 
-    def _end(self, batches: int) -> None:
+    def goes_on(self, marks: list[int]) -> bool:
+        """Whether this batch is one of such epochs too: most of its examples came in the first. Data may change, as
+        where a shard is read twice before the next one, or an easy part of the data comes first."""
+        watched = [mark for mark in marks if mark % self.every == 0]
+        return 2 * sum(mark in self.known for mark in watched) >= len(watched)
+
+    def _end(self, batches: int) -> bool:
         self.batches, self.over = batches, True
-        self.known.clear()
+        self.every *= max(1, len(self.known) // KEPT)
+        self.known = {mark for mark in self.known if batches and mark % self.every == 0}
+        return True
 
     def saved(self) -> dict[str, Any]:
         """As plain data."""

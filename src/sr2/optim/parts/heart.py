@@ -75,7 +75,7 @@ class ByHeart:
     relative: float = MOST
     """w times the size of the first weights, while nothing is learnt by heart."""
     epoch: Epoch | None = None
-    """What looks for K, until it is found or not to be found."""
+    """What has found K, or looks for it; None where K was said."""
 
     @staticmethod
     def of(decay: Decay, capturable: bool, looks: bool) -> ByHeart | None:
@@ -93,14 +93,17 @@ class ByHeart:
     def came(self, marks: list[int], t: int) -> bool:
         """The examples of step t. Returns whether there is anything to ask for, now or later: not where K is not found,
         no group has a w of "auto", or a step was not looked at."""
-        if self.epoch is None:
+        epoch = self.epoch
+        if epoch is None or epoch.over:
             return True
-        if self.epoch.taken == t:
-            self.epoch.take(marks)
-        if self.epoch.over or self.epoch.taken <= t or not self.autos:
-            self.batches, self.epoch = self.epoch.batches, None
-            return bool(self.autos) and FEWEST <= self.batches <= MOST_BATCHES
-        return True
+        over = epoch.take(marks) if epoch.taken == t else False
+        self.batches = epoch.batches
+        missed = epoch.taken <= t or not self.autos
+        return not missed and (not over or FEWEST <= self.batches <= MOST_BATCHES)
+
+    def asks_for_examples(self, t: int) -> bool:
+        """Whether those of step t matter: before K is found, and then at the steps of a pair."""
+        return self.epoch is not None and (not self.epoch.over or self.due(t) or self.stayed == t - 1)
 
     def due(self, t: int) -> bool:
         """Whether x stays at step t, counted from 0. It and the next step are of one epoch, neither is its last, whose

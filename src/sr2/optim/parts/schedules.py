@@ -18,8 +18,8 @@ COOLEST = 0.02
 the last steps could not come back."""
 SHRINKS = (0.1, 0.7)
 """Of a run of which only the number of steps is known: between these shares of it a budget shrinks."""
-COOLS_FROM = 0.5
-"""From this share on steps become short; not before a budget is had."""
+COOLS_FROM = {"no R": 0.5, "R": 0.7}
+"""From this share on steps become short: later under R, which is to be had by then, and whose zeros long steps make."""
 SOON = (100, 200)
 """Where that number is not known either, a budget shrinks over these steps: few, so that a short run reaches it too."""
 
@@ -128,11 +128,11 @@ def as_cooldown(steps: object) -> Cooldown:
 def cools_from(regularizers: Iterable[Regularizer | None]) -> float:
     """The share of a run from which on steps become short, under these regularizers.
 
-    >>> from sr2 import L1, L0Ball
-    >>> cools_from([L1(0.1), None]), cools_from([L0Ball(density=0.05), None])
-    (0.5, 0.7)
+    >>> from sr2 import L1
+    >>> cools_from([L1(0.1), None]), cools_from([None])
+    (0.7, 0.5)
     """
-    return SHRINKS[1] if _some_budget(regularizers) else COOLS_FROM
+    return COOLS_FROM["R" if any(r is not None for r in regularizers) else "no R"]
 
 
 def planned_cooldown(
@@ -167,16 +167,12 @@ def planned_reach(
         return None
     if given != "auto":
         return Reach(*_pair(given, "reach", "(100, 700)"))
-    if not _some_budget(regularizers):
+    if not any(r is not None and r.strict for r in regularizers):
         return None
     if steps is None:
         return None if otherwise is None else Reach(*otherwise)
     first = max(1, round(SHRINKS[0] * steps))
     return Reach(first, max(first + 1, round(SHRINKS[1] * steps)))
-
-
-def _some_budget(regularizers: Iterable[Regularizer | None]) -> bool:
-    return any(r is not None and r.strict for r in regularizers)
 
 
 def _pair(steps: object, name: str, example: str) -> tuple[int, int]:
