@@ -84,6 +84,40 @@ def test_a_batch_that_is_nearly_all_of_v_may_lose_no_more_than_it_promised(sign)
     assert judged(Tolerant(rise=0.5, usual=8.0), sign * 7.1, gain=-0.6) == 1.5 * SIGMA
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_what_a_step_that_is_longer_than_usual_may_lose(sign):
+    for usual, gain, accepted in (
+        (SIGMA, -2.9, True),
+        (SIGMA + 0.1, -1.1, False),
+        (8.0, -0.9, True),
+        (3.0, -3.1, False),
+    ):
+        rule = Tolerant(rise=3.0, usual=usual, longest=math.inf, beyond=1.0)
+        sigma = judged(rule, sign * 5.0, gain=gain, accepted=accepted)
+        assert (sigma > SIGMA) == (not accepted)
+    shy = Tolerant(rise=0.5, usual=8.0, longest=math.inf, beyond=1.0)
+    assert judged(shy, 0.0, gain=-0.6, accepted=False) == 1.5 * SIGMA
+
+
+def test_a_state_of_before_gets_the_bound_that_it_lacks():
+    model, x = network(), torch.randn(8, 10)
+    old = SR2(model, L1(1e-4))
+    old.step(lambda: model(x).square().mean())
+    old._search.chosen = {**old._search.chosen, "rise": 1.0}
+    del old._search.chosen["beyond"]
+    new = SR2(model, L1(1e-4))
+    new.load_state_dict(old.state_dict())
+    usual = old._search.chosen["usual"]
+    new.step(lambda: model(x).square().mean())
+    assert (new.rule.rise, new.rule.beyond, new.rule.usual) == (1.0, 1.0, usual)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, "2", True, None])
+def test_a_wrong_bound_beyond_is_one_sentence(wrong):
+    with pytest.raises(ValueError, match="Tolerant: beyond must be a number at least 0"):
+        Tolerant(beyond=wrong)
+
+
 @pytest.mark.parametrize("wrong", [0.5, -1.0, math.nan, "2", True, None])
 def test_a_wrong_length_is_one_sentence(wrong):
     with pytest.raises(
@@ -93,14 +127,15 @@ def test_a_wrong_length_is_one_sentence(wrong):
 
 
 @pytest.mark.parametrize(
-    ("R", "longest", "rise"), [(None, 1.0, 3.0), (L1(1e-4), 5.0, 1.0), (L0Ball(density=0.5), 2.0, 1.0)]
+    ("R", "longest", "beyond"), [(None, 1.0, math.inf), (L1(1e-4), 5.0, 1.0), (L0Ball(density=0.5), 2.0, 1.0)]
 )
 @pytest.mark.parametrize("capturable", [False, True])
-def test_what_auto_is(R, longest, rise, capturable):
+def test_what_auto_is(R, longest, beyond, capturable):
     model, x = network(), torch.randn(8, 10)
     optimizer = SR2(model, R, capturable=capturable)
     optimizer.step(lambda: model(x).square().mean())
-    assert (optimizer.rule.longest, optimizer.rule.rise) == (longest, rise)
+    rule = optimizer.rule
+    assert (rule.longest, rule.rise, rule.beyond) == (longest, 3.0, beyond)
     again = SR2(network(), R, capturable=capturable)
     again.load_state_dict(optimizer.state_dict())
     assert again.rule == optimizer.rule

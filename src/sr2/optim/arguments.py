@@ -31,7 +31,7 @@ ELSEWHERE = {
     "epochs": "give steps=epochs * len(loader)",
     **{
         name: f"it belongs to the rule: give rule=sr2.rules.Tolerant({name}=...)"
-        for name in ("usual", "longest", "rise")
+        for name in ("usual", "longest", "rise", "beyond")
     },
     "warmup": "it has one that ends by itself; rule=sr2.rules.Tolerant(usual=...) says where",
 }

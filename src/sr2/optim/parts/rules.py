@@ -203,7 +203,8 @@ class Constants(NamedTuple):
     agrees: float = 1.0
     doubts: float = 1.0
     alone: float = math.inf
-    """Where the noise is more than so many times that, eta1 is at least -1."""
+    """Where the noise is more than so many times that, eta1 is at least -1. Below usual it is at least:"""
+    beyond: float = -math.inf
 
 
 class Rule(Plain, ABC):

@@ -18,8 +18,8 @@ KNOWN = 2.0
 """A predicted decrease of so many times its slack is more than rounding."""
 USUAL = 0.1
 """A step of this share of the weights' size is usual: AdamW's best learning rates are near it (docs/steps.md)."""
-RISE = 3.0
-"""Without R a step may lose so many times what it promised (docs/choices.md)."""
+RISE, BEYOND = 3.0, 1.0
+"""A step may lose so many times what it promised; under R one that is longer than usual so many (docs/choices.md)."""
 AGREES, DOUBTS = 0.25, 2.0
 """A batch whose noise is so small a share of the predicted decrease, or so large a one."""
 ALONE = 7.0
@@ -46,12 +46,12 @@ class Tolerant(Rule):
     s, and a policy gradient promises gains that the next batch does not know. Where the solution is far, batches agree.
 
     >>> Tolerant()
-    Tolerant(rise='auto', eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest='auto')
+    Tolerant(rise='auto', eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest='auto', beyond='auto')
 
     Args:
-        rise: >= 0, the rise that is accepted, as a share of the predicted decrease. "auto" is 3, and 1 under R, whose
-            steps may be longer; 1 also of a batch that is nearly all of v. More than 2 beta / (1 - beta), beta
-            the momentum, is more than later steps make good, and x may run away: SR2's default has no more.
+        rise: >= 0, the rise that is accepted, as a share of the predicted decrease. "auto" is 3; it is at most 1 of a
+            batch that is nearly all of v. More than 2 beta / (1 - beta), beta the momentum, is more than later steps
+            make good, and x may run away: SR2's default has no more.
         eta2: 0 < eta2 < 1, the ratio that lowers sigma.
         gamma1: the factor above 1 by which a rejection raises sigma.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
@@ -61,6 +61,8 @@ class Tolerant(Rule):
             entry.
         longest: >= 1, how many times the usual step one may be where batches do not agree; inf for any. "auto" is 1,
             under budgets 2, and under penalties, whose zeros long steps make, 5.
+        beyond: >= 0, what `rise` is at most of steps that are longer than usual, sigma < usual. "auto" is no bound, and
+            1 under R, where such steps are possible without batches that agree.
     """
 
     rise: float | str = "auto"
@@ -69,12 +71,15 @@ class Tolerant(Rule):
     gamma3: float = 0.98
     usual: float | str = "auto"
     longest: float | str = "auto"
+    beyond: float | str = "auto"
     forgets = True
     plain = True
 
     def __post_init__(self) -> None:
         if self.rise != "auto":
             check_number(self, "rise", self.rise, 0)
+        if self.beyond != "auto" and self.beyond != math.inf:
+            check_number(self, "beyond", self.beyond, 0)
         check_number(self, "eta2", self.eta2, 0, 1, open_low=True)
         check_number(self, "gamma1", self.gamma1, 1, open_low=True)
         check_number(self, "gamma3", self.gamma3, 0, open_low=True)
@@ -89,21 +94,26 @@ class Tolerant(Rule):
 
     @property
     def undecided(self) -> bool:
-        return "auto" in (self.rise, self.usual, self.longest)
+        return "auto" in (self.rise, self.usual, self.longest, self.beyond)
 
     def choose(self, R: float, size: float, longest: float) -> dict[str, Any]:
         usual = 1 / (USUAL * size) if size > 0 else math.inf
-        found = {"rise": 1.0 if longest > 1 else RISE, "usual": usual, "longest": longest}
+        beyond = BEYOND if longest > 1 else math.inf
+        found = {"rise": RISE, "usual": usual, "longest": longest, "beyond": beyond}
         return {name: value for name, value in found.items() if getattr(self, name) == "auto"}
 
     @property
     def constants(self) -> Constants | None:
-        falls = (self.gamma3, KNOWN, self.usual_sigma, self.least_sigma, AGREES, DOUBTS, ALONE)
+        falls = (self.gamma3, KNOWN, self.usual_sigma, self.least_sigma, AGREES, DOUBTS, ALONE, -self._beyond)
         return Constants(-self._rise, self.eta2, self.gamma1, self.gamma1, *falls)
 
     @property
     def _rise(self) -> float:
         return 1.0 if isinstance(self.rise, str) else self.rise
+
+    @property
+    def _beyond(self) -> float:
+        return math.inf if isinstance(self.beyond, str) else self.beyond
 
     @property
     def usual_sigma(self) -> float:
@@ -118,7 +128,8 @@ class Tolerant(Rule):
         sigma, compared = state.sigma, evidence.compared
         noise, predicted, least = abs(evidence.noise), evidence.predicted, self.least_sigma
         alike = (noise <= ALONE * predicted) | compared.at_least(max(-1.0, -self._rise))
-        accepted = compared.at_least(-self._rise) & alike
+        fits = (sigma >= self.usual_sigma) | compared.at_least(max(-self._beyond, -self._rise))
+        accepted = compared.at_least(-self._rise) & alike & fits
         agrees = (sigma > least) | (noise <= AGREES * predicted)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
@@ -135,9 +146,10 @@ class Tolerant(Rule):
 
     def way_out(self, rho: float) -> str:
         """In between sigma may rest: momentum makes good what single steps lose. Not next to the bound."""
-        if self.constants is None or rho >= -0.8 * self._rise:
+        rise = min(self._rise, self._beyond)
+        if self.constants is None or rho >= -0.8 * rise:
             return ""
-        return f"take a larger batch, or rule=Tolerant(rise={self._rise / 2:g}), which rejects more of these steps"
+        return f"take a larger batch, or rule=Tolerant(rise={rise / 2:g}), which rejects more of these steps"
 
 
 @dataclass(frozen=True)
