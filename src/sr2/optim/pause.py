@@ -28,14 +28,22 @@ States = MutableMapping[Any, State]
 Groups = Sequence[dict[str, Any]]
 
 
+def taken(search: SearchState) -> int:
+    """How many steps were taken; not by torch, since every step asks."""
+    return sum(search.fates.tolist())
+
+
 def watched(search: SearchState, module: nn.Module | None, watch: ClosureWatch) -> Examples | None:
     """What sees the examples of a step, where the number of batches of an epoch is to be found, or was.
 
     Not those of the search for sigma_0, which is no step; not those of one process of several, which are a part; and
     not those of a network that torch.compile has made, and would make anew without what sees them.
     """
-    t = int(search.steps)
-    if search.heart is None or module is None or not search.heart.asks_for_examples(t):
+    heart = search.heart
+    if heart is None or heart.epoch is None or module is None:
+        return None
+    t = taken(search)
+    if heart.epoch.over and not heart.of_a_pair(t):
         return None
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if several or watch.compiled or not search.sigma_known:
@@ -90,21 +98,20 @@ def stays(
 
     Only where some matrix has a w of "auto", and no group has an R: under a budget nothing is learnt by heart.
     """
-    heart = search.heart
-    if heart is None or not heart.batches:
+    heart, t = search.heart, taken(search)
+    if heart is None or not heart.of_a_pair(t):
         return False
-    t = int(search.steps)
     params = [p for group in groups for p in group["params"]]
     kept = [states[p].pop(NAME, None) for p in params]
     if any(g["regularizer"] is not None for g in groups):
         return False
-    if heart.epoch is not None and heart.asks_for_examples(t):
+    if heart.epoch is not None:
         if not isinstance(f.around, Examples):
             return False
         if not heart.epoch.goes_on(f.around.marks):  # so it was none, or is none any more
             search.heart = None
             return False
-    if heart.stayed == t - 1 >= 0 and any(g is not None for g in kept):
+    if heart.stayed == t - 1 and any(g is not None for g in kept):
         heart.take(*compare(params, kept, together))
     decays = (g["weight_decay"] in heart.autos and any(p.dim() > 1 for p in g["params"]) for g in groups)
     if not heart.due(t) or not any(decays):

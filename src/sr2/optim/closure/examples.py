@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -71,10 +72,10 @@ def marks_of(inputs: object) -> list[int]:
     tensors = [t.detach() for t in _tensors(inputs) if t.dim() > 0]
     if sum(len(t) * min(math.prod(t.shape[1:]), WIDEST) for t in tensors) > MOST or not tensors:
         return []
-    marks = torch.zeros(len(tensors[0]), dtype=torch.int64, device=tensors[0].device)
-    for t in tensors:
+    marks = _row_sums(tensors[0])
+    for t in tensors[1:]:
         if len(t) == len(marks):
-            marks = _mixed(marks + _row_sums(t).to(marks.device))
+            marks = _mixed(marks) + _row_sums(t).to(marks.device)
     return marks.tolist()
 
 
@@ -95,7 +96,7 @@ def _row_sums(t: Tensor) -> Tensor:
     t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.resolve_neg()
     words = _columns(t).contiguous()
     words = words.view(WORDS[words.element_size()]).long()
-    return _mixed(words + _mixed(torch.arange(words.shape[1], device=words.device))).sum(1)
+    return _mixed(words + _places(words.shape[1], words.device)).sum(1)
 
 
 def _columns(t: Tensor) -> Tensor:
@@ -106,6 +107,15 @@ def _columns(t: Tensor) -> Tensor:
     chosen = torch.arange(0, n, -(-n // WIDEST), device=t.device)
     places: list[Any] = [slice(None), *torch.unravel_index(chosen, t.shape[1:])]
     return t[tuple(places)]
+
+
+@functools.lru_cache(maxsize=8)
+def _places(n: int, device: torch.device) -> Tensor:
+    """A number for each place in a row."""
+    made = _mixed(torch.arange(n, device=device))
+    if type(made) is not Tensor:  # inside a transform, and not to be kept
+        raise TypeError
+    return made
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -101,9 +101,9 @@ class ByHeart:
         missed = epoch.taken <= t or not self.autos
         return not missed and (not over or FEWEST <= self.batches <= MOST_BATCHES)
 
-    def asks_for_examples(self, t: int) -> bool:
-        """Whether those of step t matter: before K is found, and then at the steps of a pair."""
-        return self.epoch is not None and (not self.epoch.over or self.due(t) or self.stayed == t - 1)
+    def of_a_pair(self, t: int) -> bool:
+        """Whether the batch of step t is one of two that are asked at one x."""
+        return self.due(t) or self.stayed == t - 1 >= 0
 
     def due(self, t: int) -> bool:
         """Whether x stays at step t, counted from 0. It and the next step are of one epoch, neither is its last, whose
