@@ -84,20 +84,20 @@ class SR2(Reading, ProximalOptimizer):
         regularizer: R of the groups that name none.
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
             along the first step, at least the rule's usual one, under budgets half and under penalties a fifth of it;
-            or without a metric the largest. Doubled until the prox leaves half of the weights.
+            or without a metric the largest curvature. It is raised until the prox leaves half of the weights.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1 to gamma3 stand for
-            Algorithm 1's `Ratio`, and like it, `epsilon` and `batch_growth` they bring its `paper_defaults`.
+            Algorithm 1's `Ratio`. They bring its `paper_defaults`, as do `Ratio` itself, `epsilon` and `batch_growth`.
         sigma_min: the least sigma.
         momentum, direction: v from g, `momentum=beta` or an object of `sr2.directions`; 0.9. With momentum rho leaves
             out (g - v)'s, the batch's noise (not where `objective` is given).
         metric: D_t, by name or as an object of `sr2.metrics`, "adam"; 1 / sigma is what a learning rate is to AdamW.
             Nuclear and Rank have one number per tensor, its root mean square; under a budget it is 4 D where x is zero.
         weight_decay: w of w x'Dx / 2 beside f, as in AdamW: matrices lose w / sigma of themselves per step, without R
-            at most w / usual; also "5e-4/step"; "auto" is 0.0036 / size of x_0, or 0 under a penalty.
-        steps_per_epoch: len(loader); an "auto" decay without R then follows it. Short epochs are found without it.
+            at most w / usual; also "5e-4/step". "auto" is 0.0036 / size of x_0, and 0 under a penalty (docs/steps.md).
+        steps_per_epoch: len(loader); without R an "auto" decay follows it. Short epochs are found without it.
         schedule: what depends on the number of steps, of `sr2.schedules`; `cooldown=(first, last)` is one.
         steps: n, how many there will be. The last half is a cooldown, under R the last three tenths; a budget shrinks
-            from 0.1 n to 0.7 n. `cooldown` or `schedule` and `reach` have the last word on theirs.
+            from step 0.1 n to 0.7 n. `cooldown` (or `schedule`) and `reach` have the last word.
         reach: (first, last), the steps between which a budget shrinks or a lambda grows (see `sr2.schedules.Reach`).
             Without `steps` it is (100, 200) for a budget; None is at once, as Algorithm 1 begins.
         average: keep an average of the iterates too, True or an object of `sr2.averaging`, True; see `averaged`.

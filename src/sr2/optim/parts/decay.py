@@ -9,9 +9,10 @@ whose weights begin at 0.012, and five times too much for a DenseNet-121 that be
 
 How much a network should forget depends on how soon it sees an example again. Decay makes the weights an average of the
 updates of the last sigma / w steps, and that window is best counted in epochs (Wang and Aitchison, *How to set AdamW's
-weight decay as you scale model and dataset size*). `SHARE` is right for the 391 batches that an epoch of CIFAR-10 has.
-Where their number is said (`SR2(steps_per_epoch=len(loader))`), "auto" is `PER_EPOCH` / (number size), at most
-`MOST` / size; not under a budget. Where epochs are shorter still, `heart.py` finds out whether more is better.
+weight decay as you scale model and dataset size*). Where the number of batches of an epoch is said
+(`SR2(steps_per_epoch=len(loader))`), "auto" is `PER_EPOCH` / (number size), at most `MOST` / size: for the 391 batches
+of CIFAR-10 twice `SHARE` / size. Under a budget it stays `SHARE` / size. Where epochs have 3 to 40 batches, `heart.py`
+finds out whether more is better.
 
 A share per step, kappa, is w = kappa sigma: the same at every step, as in the recipes of SGD. It is stronger medicine:
 where sigma is large, steps are short, and what they learn is lost again (0.04 / sqrt(t + 64) ruined a GPT).
@@ -34,9 +35,10 @@ AUTO = "auto"
 SHARE = 0.0036
 """w times the size of the first weights: where a step is a tenth of them, 0.036 % of a weight is lost."""
 PER_EPOCH = 2.8
-"""The same times the steps of an epoch: 28 % of a weight are lost per epoch, so that the window is three and a half."""
+"""The same times the steps of an epoch: 28 % of a weight are lost per epoch. The window is three and a half epochs."""
 MOST = 0.01
-"""Of a few steps per epoch: targets with noise want three times as much, those without a third (docs/choices.md)."""
+"""The bound where epochs are short: targets with noise want three times as much, those without a third of it
+(docs/choices.md)."""
 
 
 def share(weight_decay: float | str) -> float | None:

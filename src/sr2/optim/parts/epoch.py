@@ -1,8 +1,8 @@
 """How many batches an epoch has, where nobody says: in the second one the examples of the first come again.
 
 A `DataLoader` that shuffles gives every example once per epoch. So no example comes twice in the first K batches, and
-of the next ones all have come before. Where examples are changed at random (crops, mirrors), drawn with replacement, or
-are windows of a text, it is not so, and nothing is found.
+all examples of the next batches have come before. It is not so where examples are changed at random (crops, mirrors),
+are drawn with replacement, or are windows of a text: then nothing is found.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 REPEATED = 0.1
 """The largest share of examples of the first epoch that have come before in it, as equal rows of a table do."""
 RETURNED = 0.7
-"""The least share, in the first batches of the second epoch, of those that came in the first. A loader that leaves out
-what does not fill a batch leaves out a quarter at the most, of three batches."""
+"""Of the examples of the second epoch's first batches at least this share came in the first epoch. A loader that leaves
+out what does not fill a batch leaves out a quarter at the most, where there are three batches."""
 SURE = 4, 16
 """So many batches of the second epoch are looked at, and so many examples, to make sure."""
 WATCHED = 512
-"""Of larger batches so many examples are watched, about."""
+"""Of larger batches about so many examples are watched."""
 KEPT = 256
-"""So many examples of the first epoch are remembered, about, to know those of later ones."""
+"""About so many examples of the first epoch are remembered, to know them again in later ones."""
 
 
 @dataclass
@@ -40,11 +40,11 @@ class Epoch:
     batches: int = 0
     """K; 0 where it is not known, or not yet."""
     over: bool = False
-    """It is found, or not to be found."""
+    """K is found, or cannot be found."""
     taken: int = 0
     """Batches that were looked at."""
     every: int = 0
-    """Of marks the multiples of this number are watched, so that the same examples are watched at any time."""
+    """Marks that are multiples of this number are watched, so that the same examples are watched at any time."""
     first: int = 0
     """What may be K, while that is made sure."""
     came: int = 0
@@ -53,7 +53,7 @@ class Epoch:
     known: set[int] = field(default_factory=set)
 
     def take(self, marks: list[int]) -> bool:
-        """The examples of the next batch; returns whether K is found, or not to be found."""
+        """Takes the examples of the next batch; returns whether K is found, or cannot be found."""
         self.every = self.every or max(1, len(marks) // WATCHED)
         watched = [mark for mark in marks if mark % self.every == 0]
         again = sum(mark in self.known for mark in watched)
@@ -74,8 +74,8 @@ class Epoch:
         return self._end(0) if not marks or self.taken > self.most else False
 
     def goes_on(self, marks: list[int]) -> bool:
-        """Whether this batch is one of such epochs too: most of its examples came in the first. Data may change, as
-        where a shard is read twice before the next one, or an easy part of the data comes first."""
+        """Whether this batch is one of such epochs too: at least half of its examples came in the first one. Data may
+        change, as where a shard is read twice before the next one, or an easy part of the data comes first."""
         watched = [mark for mark in marks if mark % self.every == 0]
         return 2 * sum(mark in self.known for mark in watched) >= len(watched)
 

@@ -39,13 +39,15 @@ KNOWN = 2
 APART = 5
 """Steps at which x stays are so many steps apart, or more."""
 FEWEST, MOST_BATCHES = 3, 40
-"""Batches of an epoch: of two, one may be the small rest of a `DataLoader`, and of many a few pairs do not tell q."""
+"""Batches of an epoch. Of two, one may be the small rest of a `DataLoader`; where there are many, a few pairs do not
+tell q."""
 
 
 @dataclass
 class ByHeart:
-    """Once per epoch x stays for a step, so that the next batch is asked at the same x. Numbers of the host, which are
-    saved with the search. K may be found (see `epoch.py`): then w stays what it is until examples are learnt by heart.
+    """Once per epoch x stays for a step, so that the next batch is asked at the same x. Its numbers are the host's, and
+    are saved with the search. K may be found (see `epoch.py`): w then stays what it is until examples are learnt by
+    heart.
 
     >>> heart = ByHeart(batches=6)
     >>> [t for t in range(30) if heart.due(t)]
@@ -91,8 +93,8 @@ class ByHeart:
         return ByHeart(n) if FEWEST <= n <= MOST_BATCHES else None
 
     def came(self, marks: list[int], t: int) -> bool:
-        """The examples of step t. Returns whether there is anything to ask for, now or later: not where K is not found,
-        no group has a w of "auto", or a step was not looked at."""
+        """Takes the examples of step t. Returns whether there is anything to ask for, now or later. There is nothing
+        where K cannot be found, where no group has a w of "auto", or where a step was not looked at."""
         epoch = self.epoch
         if epoch is None or epoch.over:
             return True
@@ -106,8 +108,8 @@ class ByHeart:
         return self.due(t) or self.stayed == t - 1 >= 0
 
     def due(self, t: int) -> bool:
-        """Whether x stays at step t, counted from 0. It and the next step are of one epoch, neither is its last, whose
-        batch may be a small one, and it is not the first epoch: what was not seen is not known by heart."""
+        """Whether x stays at step t, counted from 0. It and the next step are of one epoch. Neither is its last step,
+        whose batch may be a small one. It is not the first epoch, since what was not seen is not known by heart."""
         if not self.batches:
             return False
         every = self.batches * math.ceil(APART / self.batches)
@@ -132,8 +134,8 @@ class ByHeart:
 
     @property
     def share(self) -> float:
-        """How much of the further decay is taken: none while there is something to learn; then as much as there is
-        noise, by what it has been."""
+        """How much of the further decay is taken: none while there is something to learn; then as much as the noise is
+        of what it has been."""
         if self.pairs < KNOWN or self.ratio >= LEARNT:
             return 0.0
         return math.exp(min(0.0, self.log_square / self._weight - self.log_squares))
@@ -154,8 +156,8 @@ class ByHeart:
         return {**vars(self), "epoch": None if self.epoch is None else self.epoch.saved()}
 
     def gone_on(self, saved: Mapping[str, Any] | None) -> ByHeart | None:
-        """This one, from a saved state, also with the K that was said or found there. A state without one has no
-        "auto", and nothing is asked; of another K no pair counts."""
+        """This one as it was saved, also with the K that was said or found there. A state without one has no "auto":
+        nothing is asked. Where K is another one, no saved pair counts."""
         if not saved and not self.batches:
             return None
         saved = saved or {}

@@ -17,9 +17,10 @@ COOLEST = 0.02
 """The share of its step length that a cooldown leaves. Were it to end at 0, a weight that a batch takes from zero in
 the last steps could not come back."""
 SHRINKS = (0.1, 0.7)
-"""Of a run of which only the number of steps is known: between these shares of it a budget shrinks."""
+"""Where only the number of steps is known, a budget shrinks between these shares of the run."""
 COOLS_FROM = {"no R": 0.5, "R": 0.7}
-"""From this share on steps become short: later under R, which is to be had by then, and whose zeros long steps make."""
+"""From this share on steps become short. Under R it is later: a budget is to be reached by then, and long steps make
+zeros."""
 SOON = (100, 200)
 """Where that number is not known either, a budget shrinks over these steps: few, so that a short run reaches it too."""
 

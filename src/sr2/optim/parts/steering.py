@@ -19,9 +19,11 @@ KNOWN = 2.0
 USUAL = 0.1
 """A step of this share of the weights' size is usual: AdamW's best learning rates are near it (docs/steps.md)."""
 RISE, BEYOND = 3.0, 1.0
-"""A step may lose so many times what it promised; under R one that is longer than usual so many (docs/choices.md)."""
+"""A step may lose `RISE` times the decrease that it promised; under R, where it is longer than usual, `BEYOND` times
+(docs/choices.md)."""
 AGREES, DOUBTS = 0.25, 2.0
-"""A batch whose noise is so small a share of the predicted decrease, or so large a one."""
+"""Of long steps sigma falls where the batch's noise is at most `AGREES` of the predicted decrease, and rises where the
+noise is more than `DOUBTS` times that."""
 ALONE = 7.0
 """A batch with so much noise, by the same measure, is nearly all of v (9 is all of it, with momentum 0.9): it may be a
 broken one, and its step may lose no more than it promised."""
@@ -31,27 +33,28 @@ broken one, and its step may lose no more than it promised."""
 class Tolerant(Rule):
     r"""Algorithm 1's rule for noisy steps along an average: a step may raise what it was judged on, within a bound.
 
-    x moves unless the objective rises by more than `rise` times the decrease that was predicted: rho >= -rise. sigma
-    becomes gamma3 sigma if rho >= eta2 and the predicted decrease is more than rounding, gamma1 sigma where x is put
-    back, and stays in between. Momentum and metric forget a batch whose step was rejected. With rise > 0 the theorems
-    about Algorithm 1 no longer hold.
+    x moves unless the objective rises by more than `rise` times the decrease that was predicted: rho >= -rise. `beyond`
+    bounds `rise` where steps are longer than usual. sigma becomes gamma3 sigma if rho >= eta2 and the predicted
+    decrease is more than rounding, and gamma1 sigma where x is put back. In between it stays. Momentum and metric
+    forget a batch whose step was rejected. With rise > 0 the theorems about Algorithm 1 no longer hold.
 
     While sigma > `usual` it falls at every accepted step: a warm-up. The first step, along the signs of one gradient,
     asks for a sigma that is ten times too large in large networks; and with momentum, steps that single batches call
     too long (rho < 0) are AdamW's best.
 
     Steps that are more than `longest` times as long as usual need batches that agree with v. Where sigma <= usual /
-    longest it falls only if |(g - v)'s| <= 0.25 of the predicted decrease, and it rises, up to there, where it is
-    more than twice as much. Else a rho near 1 means little: in batches of a few examples most have no curvature along
-    s, and a policy gradient promises gains that the next batch does not know. Where the solution is far, batches agree.
+    longest, it falls only if |(g - v)'s| is at most 0.25 of the predicted decrease. Where |(g - v)'s| is more than
+    twice that decrease, sigma rises, up to usual / longest. For a rho near 1 means little there: of batches of a few
+    examples most have no curvature along s, and a policy gradient promises gains that the next batch does not confirm.
+    Where the solution is far, batches agree.
 
     >>> Tolerant()
     Tolerant(rise='auto', eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest='auto', beyond='auto')
 
     Args:
-        rise: >= 0, the rise that is accepted, as a share of the predicted decrease. "auto" is 3; it is at most 1 of a
-            batch that is nearly all of v. More than 2 beta / (1 - beta), beta the momentum, is more than later steps
-            make good, and x may run away: SR2's default has no more.
+        rise: >= 0, the rise that is accepted, as a share of the predicted decrease. "auto" is 3. For a batch that is
+            nearly all of v it counts as 1 at most. More than 2 beta / (1 - beta), beta the momentum, is more than later
+            steps make good, and x may run away: SR2's default has no more.
         eta2: 0 < eta2 < 1, the ratio that lowers sigma.
         gamma1: the factor above 1 by which a rejection raises sigma.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
@@ -61,8 +64,8 @@ class Tolerant(Rule):
             entry.
         longest: >= 1, how many times the usual step one may be where batches do not agree; inf for any. "auto" is 1,
             under budgets 2, and under penalties, whose zeros long steps make, 5.
-        beyond: >= 0, what `rise` is at most of steps that are longer than usual, sigma < usual. "auto" is no bound, and
-            1 under R, where such steps are possible without batches that agree.
+        beyond: >= 0, what `rise` is at most for steps that are longer than usual, sigma < usual. "auto" is 1 under R,
+            where such steps are possible without batches that agree, and else no bound.
     """
 
     rise: float | str = "auto"
