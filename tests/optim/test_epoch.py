@@ -53,6 +53,8 @@ def test_no_two_of_many_examples_have_the_same_mark():
     draw = np.random.default_rng(0)
     images = np.unique(draw.integers(0, 2, (20000, 64)) * 16.0, axis=0)
     assert len(set(marks_of([torch.tensor(images)]))) == len(images)
+    for dtype, upper in itertools.product((torch.float64, torch.float32, torch.bfloat16), (-1.0, 2.0, -0.0)):
+        assert len(set(marks_of([torch.where(torch.tensor(images) > 0, upper, 0.0).to(dtype)]))) == len(images)
     one_hot = torch.eye(2000)
     assert len(set(marks_of([one_hot]))) == 2000
     pairs = torch.tensor(list(itertools.combinations(range(100), 2)))
