@@ -275,6 +275,16 @@ def test_parameters_alone_show_no_examples():
     assert heart_of(optimizer) is None
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
+def test_a_scripted_network_is_not_looked_at():
+    """It bears no hooks."""
+    model = torch.jit.script(network())
+    optimizer = SR2(model, average=False)
+    train(model, optimizer, examples(3))
+    assert not heart_of(optimizer).batches
+    assert optimizer.counts["null"] == 0
+
+
 @pytest.mark.parametrize("cut", [1, 5, 6, 8, 11, 14, 15])
 def test_it_resumes_to_the_same_bits(cut):
     """Also before an epoch is over, while it is made sure, and where x stays."""
