@@ -184,6 +184,13 @@ def test_a_few_equal_rows_are_borne(share, number):
     assert found([of[i] for i in batch] for batch in epochs(256, 32, 2)).batches == number
 
 
+def test_a_small_last_batch_of_rows_that_came_before_is_no_epoch():
+    for seed in range(100):
+        of = [0] * 6 + list(range(6, 97))
+        batches = ([of[i] for i in batch] for batch in epochs(97, 16, 3, seed=seed))
+        assert found(batches).batches == 7
+
+
 def test_a_probe_that_comes_with_every_batch_is_no_epoch():
     assert found(batch + [-1] * 8 for batch in epochs(8 * 16, 16, 2)).batches == 0
 
