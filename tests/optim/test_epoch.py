@@ -401,6 +401,16 @@ def test_a_step_that_fails_is_no_batch_more():
     assert heart_of(optimizer).batches == 6
 
 
+@pytest.mark.parametrize("at", [0, 4])
+def test_the_search_for_sigma_is_no_batch(at):
+    model, (x, y), batches = network(), table(), examples(4)
+    optimizer = SR2(model, sigma=30.0)
+    train(model, optimizer, batches[:at])
+    optimizer.estimate_sigma(lambda: F.mse_loss(model(x), y))
+    train(model, optimizer, batches[at:])
+    assert heart_of(optimizer).batches == 6
+
+
 def test_a_copy_looks_on_by_itself():
     model, batches = network(), examples(4)
     optimizer = SR2(model)
