@@ -327,6 +327,22 @@ def test_a_state_goes_on_with_what_was_said_when_it_was_saved():
     assert heart_of(optimizer).pairs == 3
 
 
+def test_a_state_goes_on_alike_whatever_was_there():
+    """Where the search has ended, and where the number was said."""
+    model, batches = network(), examples(5)
+    optimizer = SR2(model)
+    train(model, optimizer, batches[:14])
+    saved, begun = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(heart_of(optimizer))
+    train(model, optimizer, [(x + 1, y) for x, y in batches[14:]])
+    assert heart_of(optimizer) is None
+    optimizer.load_state_dict(saved)
+    assert heart_of(optimizer) == begun
+    optimizer.load_state_dict(SR2(network(), steps_per_epoch=7).state_dict())
+    assert heart_of(optimizer).batches == 7
+    optimizer.load_state_dict(saved)
+    assert heart_of(optimizer) == begun
+
+
 def test_a_state_of_before_goes_on_without_it():
     model, batches = network(), examples(4)
     old = SR2(model)
