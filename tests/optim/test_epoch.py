@@ -122,6 +122,15 @@ def test_inside_a_transform_nothing_is_seen():
     assert not model._forward_pre_hooks
 
 
+def test_a_transform_leaves_nothing_behind():
+    model, x = nn.Linear(11, 1), torch.randn(4, 11)
+    with Examples(model):
+        torch.func.functionalize(model)(x)
+    with Examples(model) as examples:
+        model(x)
+    assert len(examples.marks) == 4
+
+
 # ---- the length of an epoch
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -98,7 +97,8 @@ def _row_sums(t: Tensor) -> Tensor:
     words = _columns(t).contiguous()
     words = words.view(WORDS.get(words.element_size(), torch.int32))
     words = words ^ (words >> 4 * words.element_size())
-    return _mixed((words * _places(words.shape[1], words.device)).sum(1))
+    places = _mixed(torch.arange(words.shape[1], device=words.device))
+    return _mixed((words * places).sum(1))
 
 
 def _columns(t: Tensor) -> Tensor:
@@ -109,15 +109,6 @@ def _columns(t: Tensor) -> Tensor:
     chosen = torch.arange(0, n, -(-n // WIDEST), device=t.device)
     places: list[Any] = [slice(None), *torch.unravel_index(chosen, t.shape[1:])]
     return t[tuple(places)]
-
-
-@functools.lru_cache(maxsize=8)
-def _places(n: int, device: torch.device) -> Tensor:
-    """A number for each place in a row."""
-    made = _mixed(torch.arange(n, device=device))
-    if type(made) is not Tensor:  # inside a transform, and not to be kept
-        raise TypeError
-    return made
 
 
 def _mixed(x: Tensor) -> Tensor:
