@@ -186,6 +186,16 @@ def test_a_long_epoch_new_examples_and_none_at_all():
     assert not found([[]]).known
 
 
+@pytest.mark.parametrize("first", [2, 1023])
+def test_there_is_a_bound_to_what_is_remembered(first):
+    """Of batches of one size it is not met; after a small first batch it ends the search."""
+    assert found(epochs(40 * first, first, 2)).batches == 40
+    epoch, batches = Epoch(40), epochs(30 * 8192, 8192, 1)
+    assert not epoch.take(list(range(-first, 0)))
+    assert any(epoch.take(batch) for batch in batches)
+    assert not epoch.known
+
+
 @pytest.mark.parametrize(("share", "number"), [(0.04, 8), (0.5, 0)])
 def test_a_few_equal_rows_are_borne(share, number):
     alike = int(share * 256)

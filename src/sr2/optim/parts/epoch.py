@@ -72,7 +72,8 @@ class Epoch:
         before = len(self.known)
         self.known.update(watched)
         self.again += before + len(watched) - len(self.known)
-        return self._end(0) if not marks or self.taken > self.most else False
+        too_many = self.taken > self.most or len(self.known) > 2 * WATCHED * self.most  # these of a small first batch
+        return self._end(0) if not marks or too_many else False
 
     def goes_on(self, marks: list[int]) -> bool:
         """Whether this batch is one of such epochs too: most of its examples came in the first. Data may change, as
