@@ -53,6 +53,8 @@ def test_no_two_of_many_examples_have_the_same_mark():
     draw = np.random.default_rng(0)
     images = np.unique(draw.integers(0, 2, (20000, 64)) * 16.0, axis=0)
     assert len(set(marks_of([torch.tensor(images)]))) == len(images)
+    for dtype, upper in itertools.product((torch.float64, torch.float32, torch.bfloat16), (-1.0, 2.0, -0.0)):
+        assert len(set(marks_of([torch.where(torch.tensor(images) > 0, upper, 0.0).to(dtype)]))) == len(images)
     one_hot = torch.eye(2000)
     assert len(set(marks_of([one_hot]))) == 2000
     pairs = torch.tensor(list(itertools.combinations(range(100), 2)))
@@ -120,6 +122,15 @@ def test_inside_a_transform_nothing_is_seen():
     assert not model._forward_pre_hooks
 
 
+def test_a_transform_leaves_nothing_behind():
+    model, x = nn.Linear(11, 1), torch.randn(4, 11)
+    with Examples(model):
+        torch.func.functionalize(model)(x)
+    with Examples(model) as examples:
+        model(x)
+    assert len(examples.marks) == 4
+
+
 # ---- the length of an epoch
 
 
@@ -175,11 +186,28 @@ def test_a_long_epoch_new_examples_and_none_at_all():
     assert not found([[]]).known
 
 
+@pytest.mark.parametrize("first", [2, 1023])
+def test_there_is_a_bound_to_what_is_remembered(first):
+    """Of batches of one size it is not met; after a small first batch it ends the search."""
+    assert found(epochs(40 * first, first, 2)).batches == 40
+    epoch, batches = Epoch(40), epochs(30 * 8192, 8192, 1)
+    assert not epoch.take(list(range(-first, 0)))
+    assert any(epoch.take(batch) for batch in batches)
+    assert not epoch.known
+
+
 @pytest.mark.parametrize(("share", "number"), [(0.04, 8), (0.5, 0)])
 def test_a_few_equal_rows_are_borne(share, number):
     alike = int(share * 256)
     of = [0] * alike + list(range(1, 257 - alike))
     assert found([of[i] for i in batch] for batch in epochs(256, 32, 2)).batches == number
+
+
+def test_a_small_last_batch_of_rows_that_came_before_is_no_epoch():
+    for seed in range(100):
+        of = [0] * 6 + list(range(6, 97))
+        batches = ([of[i] for i in batch] for batch in epochs(97, 16, 3, seed=seed))
+        assert found(batches).batches == 7
 
 
 def test_a_probe_that_comes_with_every_batch_is_no_epoch():
@@ -273,6 +301,16 @@ def test_parameters_alone_show_no_examples():
     assert heart_of(optimizer) is None
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
+def test_a_scripted_network_is_not_looked_at():
+    """It bears no hooks."""
+    model = torch.jit.script(network())
+    optimizer = SR2(model, average=False)
+    train(model, optimizer, examples(3))
+    assert not heart_of(optimizer).batches
+    assert optimizer.counts["null"] == 0
+
+
 @pytest.mark.parametrize("cut", [1, 5, 6, 8, 11, 14, 15])
 def test_it_resumes_to_the_same_bits(cut):
     """Also before an epoch is over, while it is made sure, and where x stays."""
@@ -306,6 +344,22 @@ def test_a_state_goes_on_with_what_was_said_when_it_was_saved():
     assert heart_of(optimizer) == heart_of(said)
     train(model, optimizer, batches[14:])
     assert heart_of(optimizer).pairs == 3
+
+
+def test_a_state_goes_on_alike_whatever_was_there():
+    """Where the search has ended, and where the number was said."""
+    model, batches = network(), examples(5)
+    optimizer = SR2(model)
+    train(model, optimizer, batches[:14])
+    saved, begun = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(heart_of(optimizer))
+    train(model, optimizer, [(x + 1, y) for x, y in batches[14:]])
+    assert heart_of(optimizer) is None
+    optimizer.load_state_dict(saved)
+    assert heart_of(optimizer) == begun
+    optimizer.load_state_dict(SR2(network(), steps_per_epoch=7).state_dict())
+    assert heart_of(optimizer).batches == 7
+    optimizer.load_state_dict(saved)
+    assert heart_of(optimizer) == begun
 
 
 def test_a_state_of_before_goes_on_without_it():
@@ -379,6 +433,16 @@ def test_a_step_that_fails_is_no_batch_more():
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(fails)
     train(model, optimizer, batches[3:])
+    assert heart_of(optimizer).batches == 6
+
+
+@pytest.mark.parametrize("at", [0, 4])
+def test_the_search_for_sigma_is_no_batch(at):
+    model, (x, y), batches = network(), table(), examples(4)
+    optimizer = SR2(model, sigma=30.0)
+    train(model, optimizer, batches[:at])
+    optimizer.estimate_sigma(lambda: F.mse_loss(model(x), y))
+    train(model, optimizer, batches[at:])
     assert heart_of(optimizer).batches == 6
 
 

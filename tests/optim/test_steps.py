@@ -44,6 +44,7 @@ def test_what_steps_stands_for():
         ({"reach": (1.0, 5)}, "reach must be its first and last step"),
         ({"steps": 1}, r"SR2: steps \(epochs \* len\(loader\)\) must be an integer of at least 2, and is 1"),
         ({"steps": 1e3}, "must be an integer of at least 2, and is 1000.0"),
+        ({"steps": "100"}, "must be an integer of at least 2, and is '100'"),
         ({"steps": 100, "epsilon": 1e-3}, "leave out cooldown=\\(70, 100\\) or epsilon=0.001"),
     ],
 )

@@ -24,6 +24,7 @@ from .state import Outcome, SearchState
 
 NAME = "paused"
 """Of the gradient of that batch, in a parameter's state until the next step."""
+SCRIPTED = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined]
 States = MutableMapping[Any, State]
 Groups = Sequence[dict[str, Any]]
 
@@ -36,11 +37,12 @@ def taken(search: SearchState) -> int:
 def watched(search: SearchState, module: nn.Module | None, watch: ClosureWatch) -> Examples | None:
     """What sees the examples of a step, where the number of batches of an epoch is to be found, or was.
 
-    Not those of the search for sigma_0, which is no step; not those of one process of several, which are a part; and
-    not those of a network that torch.compile has made, and would make anew without what sees them.
+    Not those of the search for sigma_0, which is no step; not those of one process of several, which are a part; not
+    those of a network that torch.compile has made, and would make anew without what sees them; and not those of one
+    that torch.jit.script has made, which bears nothing that sees them.
     """
     heart = search.heart
-    if heart is None or heart.epoch is None or module is None:
+    if heart is None or heart.epoch is None or module is None or isinstance(module, SCRIPTED):
         return None
     t = taken(search)
     if heart.epoch.over and not heart.of_a_pair(t):

@@ -159,8 +159,8 @@ class SR2(Reading, ProximalOptimizer):
         self._decay = Decay.of(weight_decay, default.weight_decay, steps_per_epoch)
         super().__init__(params, regularizer, {"weight_decay": 0.0}, capturable=capturable, compile=compile, **shared)
         regularizers = [group["regularizer"] for group in self.param_groups]
-        self.reach = planned_reach(reach, steps, default.reach, regularizers)
         cooling = planned_cooldown(cooldown, steps, regularizers)
+        self.reach = planned_reach(reach, steps, default.reach, regularizers)
         self.schedule = part(Schedule, schedule, cooling, "cooldown", used=cooldown is not None)
         check_options(self, capturable)
         heart = ByHeart.of(self._decay, capturable, looks=self._module is not None and not any(regularizers))

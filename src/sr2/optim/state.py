@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -131,7 +131,8 @@ class SearchState:
     end: int | None = None
     """How many steps there will be, where that was said and is not passed yet."""
     heart: ByHeart | None = None
-    """What looks whether examples are learnt by heart."""
+    fresh: ByHeart | None = None
+    """What looks whether examples are learnt by heart, unless that has ended; and what a saved one is read into."""
 
     @staticmethod
     def start(
@@ -148,6 +149,7 @@ class SearchState:
             sigma_known=not isinstance(sigma, str),
             schedule=repr(schedule),
             heart=heart,
+            fresh=heart and replace(heart),
         )
 
     @property
@@ -323,10 +325,8 @@ class SearchState:
         self.sigma_known = bool(saved.get("sigma_known", self.sigma_known))
         self.entered = bool(saved.get("entered", self.entered))
         self.chosen = dict(saved.get("chosen", self.chosen))
-        if self.batch is not None and saved.get("batch") is not None:
-            self.batch = int(saved["batch"])
-        if self.heart is not None:
-            self.heart = self.heart.gone_on(saved.get("heart"))
+        self.batch = self.batch and int(saved.get("batch") or self.batch)
+        self.heart = self.fresh and replace(self.fresh).gone_on(saved.get("heart"))
         self.pace = Pace(**saved.get("pace", {})) if LARGEST in self.memory else Pace()  # of a run that trusted
         for name, count in self.counts._asdict().items():
             count.fill_(int(saved.get(name, 0)))

@@ -97,7 +97,7 @@ class TwoEvaluations:
                 self._randomness.restore()
             if self._watch is not None:
                 self._watch.leaves(self._parameters)
-        if kind is None and isinstance(self.around, Examples):
+        if self._settled and kind is None and isinstance(self.around, Examples):  # no search for sigma_0
             self.around.done()
 
     def at_x(self) -> Tensor:

@@ -57,7 +57,8 @@ class Epoch:
         self.every = self.every or max(1, len(marks) // WATCHED)
         watched = [mark for mark in marks if mark % self.every == 0]
         again = sum(mark in self.known for mark in watched)
-        if not self.first and watched and 2 * again >= len(watched):
+        small = 2 * len(watched) * self.taken < self.came  # the rest of an epoch, of which chance decides
+        if not self.first and watched and 2 * again >= len(watched) and not small:
             if self.again > REPEATED * self.came:
                 return self._end(0)
             self.first, self.came, self.again = self.taken, 0, 0
@@ -71,7 +72,8 @@ class Epoch:
         before = len(self.known)
         self.known.update(watched)
         self.again += before + len(watched) - len(self.known)
-        return self._end(0) if not marks or self.taken > self.most else False
+        too_many = self.taken > self.most or len(self.known) > 2 * WATCHED * self.most  # these of a small first batch
+        return self._end(0) if not marks or too_many else False
 
     def goes_on(self, marks: list[int]) -> bool:
         """Whether this batch is one of such epochs too: at least half of its examples came in the first one. Data may
