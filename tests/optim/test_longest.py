@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sr2 import L1, SR2, L0Ball
+from sr2 import L0, L1, SR2, GroupL2, L0Ball
 from sr2.rules import Evidence, Tolerant
 
 SIGMA = 4.0
@@ -66,7 +66,7 @@ def test_sigma_rises_no_further_than_to_the_longest_step():
         (Tolerant(rise=1.0, usual=8.0, longest=3.0), True),  # no longer than allowed
         (Tolerant(rise=1.0, usual=math.inf, longest=1.0), True),  # a network that was trained before
         (Tolerant(rise=1.0, usual=8.0, longest=math.inf), True),
-        (Tolerant(rise=1.0, usual=8.0), True),  # not decided yet
+        (Tolerant(rise=1.0), True),  # not decided yet
         (Tolerant(rise=1.0, usual=8.0, longest=1.0), False),  # an objective has no noise
     ],
     ids=str,
@@ -84,61 +84,50 @@ def test_a_batch_that_is_nearly_all_of_v_may_lose_no_more_than_it_promised(sign)
     assert judged(Tolerant(rise=0.5, usual=8.0), sign * 7.1, gain=-0.6) == 1.5 * SIGMA
 
 
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_what_a_step_that_is_longer_than_usual_may_lose(sign):
-    for usual, gain, accepted in (
-        (SIGMA, -2.9, True),
-        (SIGMA + 0.1, -1.1, False),
-        (8.0, -0.9, True),
-        (3.0, -3.1, False),
-    ):
-        rule = Tolerant(rise=3.0, usual=usual, longest=math.inf, beyond=1.0)
-        sigma = judged(rule, sign * 5.0, gain=gain, accepted=accepted)
-        assert (sigma > SIGMA) == (not accepted)
-    shy = Tolerant(rise=0.5, usual=8.0, longest=math.inf, beyond=1.0)
-    assert judged(shy, 0.0, gain=-0.6, accepted=False) == 1.5 * SIGMA
+@pytest.mark.parametrize("longest", [1.0, 2.0])
+def test_a_long_step_may_lose_what_one_of_two_usual_ones_would_promise(longest):
+    for usual, gain, accepted in ((3.0, -2.9, True), (8.0, -2.9, True), (16.0, -1.4, True), (16.0, -1.6, False)):
+        rule = Tolerant(rise=3.0, usual=usual * longest, longest=longest)
+        assert (judged(rule, 1.0, gain=gain, accepted=accepted) > SIGMA) == (not accepted)
+    assert judged(Tolerant(rise=3.0, usual=8e3), 1.0, gain=-0.1, accepted=False) == 1.5 * SIGMA
+    assert judged(Tolerant(rise=3.0, usual=8e3, longest=math.inf), 1.0, gain=-2.9, accepted=True) == SIGMA
 
 
-def test_a_state_of_before_gets_the_bound_that_it_lacks():
+def test_a_sigma_that_is_far_above_the_usual_one_falls_fast():
+    for usual, factor in ((SIGMA / 29, 0.98), (SIGMA / 31, 0.8)):
+        assert judged(Tolerant(usual=usual), 0.0, gain=-0.5) == pytest.approx(factor * SIGMA)
+        assert Tolerant(usual=usual).on_trust(SIGMA) == pytest.approx(factor * SIGMA)
+    assert judged(Tolerant(usual=SIGMA / 31, gamma3=0.7), 0.0) == pytest.approx(0.7 * SIGMA)
+
+
+def test_a_state_of_before_goes_on_with_what_the_rule_says_today():
+    """What was "auto" once is saved with it: rise, longest and beyond."""
     model, x = network(), torch.randn(8, 10)
     old = SR2(model, L1(1e-4))
     old.step(lambda: model(x).square().mean())
-    old._search.chosen = {**old._search.chosen, "rise": 1.0}
-    del old._search.chosen["beyond"]
+    usual = old.rule.usual
+    old._search.chosen |= {"rise": 1.0, "longest": 5.0, "beyond": 1.0}
     new = SR2(model, L1(1e-4))
     new.load_state_dict(old.state_dict())
-    usual = old._search.chosen["usual"]
     new.step(lambda: model(x).square().mean())
-    assert (new.rule.rise, new.rule.beyond, new.rule.usual) == (1.0, 1.0, usual)
+    assert new.rule == Tolerant(usual=usual)
 
 
-@pytest.mark.parametrize("wrong", [-1.0, math.nan, "2", True, None])
-def test_a_wrong_bound_beyond_is_one_sentence(wrong):
-    with pytest.raises(ValueError, match="Tolerant: beyond must be a number at least 0"):
-        Tolerant(beyond=wrong)
-
-
-@pytest.mark.parametrize("wrong", [0.5, -1.0, math.nan, "2", True, None])
+@pytest.mark.parametrize("wrong", [0.5, -1.0, math.nan, "2", "auto", True, None])
 def test_a_wrong_length_is_one_sentence(wrong):
-    with pytest.raises(
-        ValueError, match=r"Tolerant: longest must be a number of at least 1, math.inf .*'auto', and is"
-    ):
+    with pytest.raises(ValueError, match=r"Tolerant: longest must be a number of at least 1, or math.inf .*, and is"):
         Tolerant(longest=wrong)
 
 
-@pytest.mark.parametrize(
-    ("R", "longest", "beyond"), [(None, 1.0, math.inf), (L1(1e-4), 5.0, 1.0), (L0Ball(density=0.5), 2.0, 1.0)]
-)
+@pytest.mark.parametrize("R", [None, L1(1e-4), L0Ball(density=0.5)], ids=str)
 @pytest.mark.parametrize("capturable", [False, True])
-def test_what_auto_is(R, longest, beyond, capturable):
+def test_what_follows_from_x_0_is_saved(R, capturable):
     model, x = network(), torch.randn(8, 10)
     optimizer = SR2(model, R, capturable=capturable)
     optimizer.step(lambda: model(x).square().mean())
-    rule = optimizer.rule
-    assert (rule.longest, rule.rise, rule.beyond) == (longest, 3.0, beyond)
     again = SR2(network(), R, capturable=capturable)
     again.load_state_dict(optimizer.state_dict())
-    assert again.rule == optimizer.rule
+    assert again.rule == optimizer.rule == Tolerant(usual=optimizer.rule.usual)
 
 
 def network(outputs: int = 1) -> nn.Module:
@@ -146,11 +135,12 @@ def network(outputs: int = 1) -> nn.Module:
     return nn.Sequential(nn.Linear(10, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, outputs))
 
 
-@pytest.mark.parametrize("R", [None, L0Ball(density=0.1)], ids=str)
+@pytest.mark.filterwarnings("ignore:.*had no gradient in the first batch")  # one example leaves much untouched
+@pytest.mark.parametrize("R", [None, L0Ball(density=0.1), L1(1e-4)], ids=str)
 def test_batches_of_one_example_do_not_make_steps_ever_longer(R):
     """Of four classes: most examples have next to no curvature along a step, and a rho near 1 whatever sigma is."""
     errors, sigmas = [], []
-    for longest in ("auto", math.inf):
+    for longest in (1.0, math.inf):
         torch.manual_seed(1)
         w, v, x = torch.randn(10, 8), torch.randn(8, 4), torch.randn(3000, 10)
         y, model = (torch.tanh(x @ w) @ v).argmax(1), network(4)
@@ -163,3 +153,27 @@ def test_batches_of_one_example_do_not_make_steps_ever_longer(R):
         sigmas.append(optimizer.sigma / optimizer.rule.usual_sigma)
     assert errors[0] < 0.8 * errors[1]
     assert sigmas[0] > 2 * sigmas[1]
+
+
+@pytest.mark.parametrize("R", [None, L1(1e-4), L0(1e-4), L0Ball(density=0.1), GroupL2(1e-3, "rows")], ids=str)
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_a_sigma_0_that_is_wrong_by_a_thousand_is_mended(R, bf16, factor):
+    """Steps a thousand times too long once lost the network: their promise is as large, and so was what they could
+    lose. From a sigma a thousand times too large 340 steps went by until steps were usual ones."""
+    torch.manual_seed(1)
+    x, w, v = torch.randn(3000, 10), torch.randn(10, 8), torch.randn(8, 4)
+    y, model = (torch.tanh(x @ w) @ v).argmax(1), network(4)
+    optimizer = SR2(model, R, sigma=factor * 100)  # about 100 is usual
+
+    def closure(i):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            output = model(x[i])
+        return cross_entropy(output.float(), y[i])
+
+    for i in torch.randint(2000, (250, 64)):
+        optimizer.step(lambda i=i: closure(i))
+    with optimizer.averaged(), torch.no_grad():
+        wrong = float((model(x[2000:]).argmax(1) != y[2000:]).float().mean())
+    assert 0.1 < optimizer.sigma / optimizer.rule.usual_sigma < 10
+    assert wrong < 0.2

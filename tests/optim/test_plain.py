@@ -22,7 +22,8 @@ RULES = [
     Tolerant(0.5),
     Tolerant(0.25, usual=3.0),
     Tolerant(2.9, usual=5.3, longest=1.3),
-    Tolerant(3.0, usual=5.3, longest=1.3, beyond=0.7),
+    Tolerant(usual=0.1),
+    Tolerant(usual=12.0),
 ]
 
 

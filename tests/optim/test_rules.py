@@ -85,8 +85,8 @@ def path(request, monkeypatch):
 def test_a_rule_decides_alike_on_every_path(rule, path):
     """Against the loop on the host, with sigma too small at first."""
     momentum = {k: v for k, v in path.items() if k == "momentum"}
-    network, optimizer = run(rule, 12, **{**path, "sigma": 0.05})
-    expected, other = run(rule, 12, foreach=False, sigma=0.05, **momentum)
+    network, optimizer = run(rule, 12, **{**path, "sigma": 0.2})
+    expected, other = run(rule, 12, foreach=False, sigma=0.2, **momentum)
     assert optimizer.counts == other.counts
     assert optimizer.sigma == pytest.approx(other.sigma, rel=1e-5)
     assert optimizer.last_step.rho == pytest.approx(other.last_step.rho, rel=1e-2, nan_ok=True)

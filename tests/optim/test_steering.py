@@ -190,7 +190,7 @@ def test_in_bfloat16_sigma_falls_by_what_was_seen(rises, falls, capturable):
 def test_a_warm_up_too_waits_for_a_promise_beyond_rounding(capturable):
     x = nn.Parameter(torch.zeros(1))
     options = {"metric": None, "momentum": 0.0, "capturable": capturable}
-    optimizer = SR2([x], sigma=1e3, rule=Tolerant(usual=1.0), **options)
+    optimizer = SR2([x], sigma=1e3, rule=Tolerant(usual=100.0), **options)
     optimizer.step(lambda: 1e6 - x.sum())
     assert optimizer.last_step.accepted
     assert optimizer.sigma == 1e3

@@ -128,10 +128,9 @@ def test_where_it_belongs_is_said(name, there):
 
 
 def test_a_usual_that_is_named_is_not_chosen():
-    assert not Tolerant(rise=1.0, usual=3.0, longest=2.0, beyond=1.0).undecided
-    assert Tolerant(usual=3.0).choose(0.0, 0.1, 1.0) == {"rise": 3.0, "longest": 1.0, "beyond": math.inf}
-    chosen = Tolerant(longest=2.0).choose(0.0, 0.1, 5.0)
-    assert chosen == {"rise": 3.0, "usual": pytest.approx(100.0), "beyond": 1.0}
+    assert not Tolerant(usual=3.0).undecided
+    assert Tolerant(usual=3.0).choose(0.0, 0.1) == {}
+    assert Tolerant(longest=2.0).choose(0.0, 0.1) == {"usual": pytest.approx(100.0)}
     assert not Ratio(gamma3=0.8).undecided
 
 

@@ -31,7 +31,7 @@ ELSEWHERE = {
     "epochs": "give steps=epochs * len(loader)",
     **{
         name: f"it belongs to the rule: give rule=sr2.rules.Tolerant({name}=...)"
-        for name in ("usual", "longest", "rise", "beyond")
+        for name in ("usual", "longest", "rise")
     },
     "warmup": "it has one that ends by itself; rule=sr2.rules.Tolerant(usual=...) says where",
 }
@@ -122,7 +122,7 @@ def bearable(rule: Any, direction: Direction | None) -> Any:
 
     >>> from sr2.directions import Average
     >>> bearable(TUNED.rule, None).rise, bearable(TUNED.rule, Average(0.9)).rise
-    (0.0, 'auto')
+    (0.0, 3.0)
     """
     beta = 0.0 if direction is None else direction.beta
     if rule is not TUNED.rule or beta is None:  # which was said, or whose average is not known

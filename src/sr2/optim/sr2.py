@@ -83,7 +83,7 @@ class SR2(Reading, ProximalOptimizer):
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
-            along the first step, at least the rule's usual one, under budgets half and under penalties a fifth of it;
+            along the first step, at least the rule's usual one, under budgets half and under penalties a third of it;
             or without a metric the largest curvature. It is raised until the prox leaves half of the weights.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1 to gamma3 stand for
             Algorithm 1's `Ratio`. They bring its `paper_defaults`, as do `Ratio` itself, `epsilon` and `batch_growth`.
@@ -311,11 +311,11 @@ class SR2(Reading, ProximalOptimizer):
                 tries = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), penalized)
                 sigma = start.along_first_step(f, *tries, self.metric, sigma_min, together)
             start.say_absurd(curvature, sigma)
-        self._search.begin(max(sigma, self.rule.least_sigma), self.param_groups)
+        self._search.begin(max(sigma, self.rule.least_sigma / start.longest(self._penalized())), self.param_groups)
 
     def _take_constants(self) -> None:
         """The rule with the constants that it took from x_0; those of another rule, in a loaded state, are not its."""
-        chosen = {k: v for k, v in self._search.chosen.items() if self._given.undecided and hasattr(self._given, k)}
+        chosen = {k: v for k, v in self._search.chosen.items() if getattr(self._given, k, None) == "auto"}
         self._search.chosen, self.rule = chosen, replace(self._given, **chosen) if chosen else self._given
 
     # ---- state

@@ -29,9 +29,9 @@ FIRST = 100.0
 TRIES = 24
 ABSURD = 1e9
 """A sigma_0 of so much says something of the network's corners, and nothing of how far x should move."""
-LONGEST = {"no R": 1.0, "budgets": 2.0, "penalties": 5.0}
-"""How many usual steps one may be where batches do not agree (docs/choices.md). Under penalties long steps make zeros;
-a batch calls any step good that moves what it alone touches, so there is a bound."""
+LONGEST = {"no R": 1.0, "budgets": 2.0, "penalties": 3.0}
+"""How many times a usual step the first one may be (docs/choices.md). Under penalties long steps make zeros; a batch
+calls any step good that moves what it alone touches, so there is a bound."""
 Penalized = Sequence[tuple[Regularizer | None, list[Tensor]]]
 """Each group's regularizer and the tensors that are trained."""
 Left = list[tuple[Tensor, Tensor]]
@@ -278,8 +278,6 @@ class Seen(NamedTuple):
     not to be compared with it, in a metric that does not make steps of that size."""
     trained: bool
     """The network was trained before: what is learnt does not bear the steps of a fresh one."""
-    longest: float
-    """How many usual steps one may be."""
 
     def choose(
         self, rule: Rule, decay: Decay, groups: Iterable[dict[str, Any]], heart: ByHeart | None
@@ -288,7 +286,7 @@ class Seen(NamedTuple):
         autos = decay.decide(groups, self.size)
         if heart is not None:
             heart.autos += autos
-        return rule.choose(self.R, 0.0 if self.trained else self.size, self.longest)
+        return rule.choose(self.R, 0.0 if self.trained else self.size)
 
 
 def seen_at_x0(
@@ -298,18 +296,19 @@ def seen_at_x0(
     if capturing():
         raise RuntimeError("what the rule takes from x_0 needs a step before a CUDA graph is captured")
     R: list[Any] = [value_at(r, params, together) for r, params in penalized if r is not None and params]
-    known = (_was_trained(groups, together), longest([r for r, _ in penalized if r is not None]))
+    trained = _was_trained(groups, together)
     if metric is None or not metric.normalizes:
-        return Seen(float(sum(R)), 0.0, *known)
+        return Seen(float(sum(R)), 0.0, trained)
     weights = [local(p).detach() for _, params in penalized for p in params if p.dim() > 1 and together.counts(p)]
     sums = [torch.zeros(2, dtype=torch.float64, device="cpu")]
     sums += [torch.stack([exact_sum(wide(x).abs()).cpu(), (x != 0).sum().double().cpu()]) for x in weights]
     total, count = together.sum(torch.stack(sums).sum(0)).tolist()
-    return Seen(float(sum(R)), math.sqrt(math.pi / 2) * total / count if count else 0.0, *known)
+    return Seen(float(sum(R)), math.sqrt(math.pi / 2) * total / count if count else 0.0, trained)
 
 
-def longest(given: Sequence[Regularizer]) -> float:
+def longest(penalized: Penalized) -> float:
     """Of `LONGEST`, under these regularizers."""
+    given = [r for r, _ in penalized if r is not None]
     if not given:
         return LONGEST["no R"]
     return LONGEST["penalties" if all(r.penalizes and not r.strict for r in given) else "budgets"]

@@ -57,9 +57,12 @@ def decide(
     known = tl.load(constants + 5)
     usual = tl.load(constants + 6)
     least = tl.load(constants + 7)
-    sigma_min = tl.load(constants + 12)
-    forget = tl.load(constants + 15)
-    forgets = tl.load(constants + 16) != 0.0
+    shrinks = tl.load(constants + 11)
+    far = tl.load(constants + 12)
+    fast = tl.load(constants + 13)
+    sigma_min = tl.load(constants + 14)
+    forget = tl.load(constants + 17)
+    forgets = tl.load(constants + 18) != 0.0
     tested = TESTED != 0
     largest = tl.load(largest_pointer, mask=HOLDS != 0, other=0.0)
 
@@ -68,23 +71,22 @@ def decide(
     actual = f - f_trial + dR
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
-    fine = tl.load(constants + 13) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
+    fine = tl.load(constants + 15) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
     size = tl.abs(f_trial)
     margin = -tl.log(tl.where(size > 1e-300, size, 1e-300))
-    coarse = tl.load(constants + 14) * size * tl.where(margin > 1.0, margin, 1.0)
+    coarse = tl.load(constants + 16) * size * tl.where(margin > 1.0, margin, 1.0)
     slack = tl.where(coarse > fine, coarse, fine)
     numerator = actual + slack
     denominator = predicted + slack
-    near = (loss <= tl.load(constants + 17) * largest) | ((largest == 0.0) & (loss - loss == 0.0))
+    near = (loss <= tl.load(constants + 19) * largest) | ((largest == 0.0) & (loss - loss == 0.0))
     trusted = near & (vs - vs == 0.0) & (ss - ss == 0.0)
     sound = sound & (tested | trusted)
     finite = finite & tested  # a failure on trust is to the rule a trial that is not finite
     null = (ss == 0.0) & sound
     usable = finite & (ss != 0.0) & (denominator > 0.0)
     noise = tl.abs(f - loss)
+    eta1 = tl.where(sigma < shrinks, eta1 * (sigma / tl.where(shrinks > 0.0, shrinks, 1.0)), eta1)  # a long step
     eta1 = tl.where((noise > tl.load(constants + 10) * predicted) & (eta1 < -1.0), -1.0, eta1)  # the batch is alone
-    beyond = tl.load(constants + 11)
-    eta1 = tl.where((sigma < usual) & (eta1 < beyond), beyond, eta1)  # steps that are longer than usual
     enters = sound & tested & (dR == float("inf")) & (f_trial - f_trial == 0.0)  # x has left R's domain, x + s is in it
     accepted = enters | (sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0))
     gains = tl.where(known < 0.0, numerator >= eta2 * denominator, actual >= eta2 * predicted)  # `Ratio`, or `Tolerant`
@@ -94,7 +96,7 @@ def decide(
     very = accepted & tested & (enters == 0) & (gains | warming) & (predicted > known * fine)
     very = very | (accepted & (tested == 0) & warming)  # `Rule.on_trust`
     rejected = sound & (accepted == 0) & (null == 0)
-    lower = gamma3 * sigma
+    lower = tl.where(sigma > far * usual, fast, gamma3) * sigma
     lower = tl.where(lower > sigma_min, lower, sigma_min)
     higher = tl.where(finite, gamma1, gamma2) * sigma
     fails = rejected | ((sound == 0) & (tested == 0))

@@ -148,7 +148,7 @@ class Compared(NamedTuple):
     usable: Number
     """Finite, and a decrease was predicted: else there is no rho."""
 
-    def at_least(self, eta: float) -> Number:
+    def at_least(self, eta: Number) -> Number:
         """rho >= eta, without dividing; false where there is no rho."""
         return self.usable & (self.actual >= eta * self.predicted)
 
@@ -203,8 +203,12 @@ class Constants(NamedTuple):
     agrees: float = 1.0
     doubts: float = 1.0
     alone: float = math.inf
-    """Where the noise is more than so many times that, eta1 is at least -1. Below usual it is at least:"""
-    beyond: float = -math.inf
+    """Where the noise is more than so many times that, eta1 is at least -1."""
+    shrinks: float = 0.0
+    """Below this sigma eta1 is multiplied by sigma / shrinks."""
+    far: float = math.inf
+    fast: float = 1.0
+    """A sigma of more than `far` times usual falls by this factor, and not by gamma3."""
 
 
 class Rule(Plain, ABC):
@@ -243,7 +247,7 @@ class Rule(Plain, ABC):
 
     @property
     def least_sigma(self) -> float:
-        """The least sigma_0 that "auto" finds."""
+        """Up to this one sigma falls only where batches agree; without R "auto" finds no smaller sigma_0."""
         return 0.0
 
     @property
@@ -251,13 +255,12 @@ class Rule(Plain, ABC):
         """Whether `choose` has something to take from x_0."""
         return False
 
-    def choose(self, R: float, size: float, longest: float) -> dict[str, Any]:
+    def choose(self, R: float, size: float) -> dict[str, Any]:
         """Constants that follow from x_0, by name, to be replaced in this rule; saved with the optimizer.
 
         Args:
             R: R(x_0).
             size: of the weights, see `start.Seen`; 0 also of a network that was trained before.
-            longest: how many usual steps one may be (`start.LONGEST`), 1 without R.
         """
         return {}
 
@@ -319,7 +322,7 @@ class Ratio(Rule):
     def undecided(self) -> bool:
         return isinstance(self.gamma3, str)
 
-    def choose(self, R: float, size: float, longest: float) -> dict[str, Any]:
+    def choose(self, R: float, size: float) -> dict[str, Any]:
         return {"gamma3": gamma3_for(R)} if self.undecided else {}
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:

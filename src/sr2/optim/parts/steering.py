@@ -18,12 +18,16 @@ KNOWN = 2.0
 """A predicted decrease of so many times its slack is more than rounding."""
 USUAL = 0.1
 """A step of this share of the weights' size is usual: AdamW's best learning rates are near it (docs/steps.md)."""
-RISE, BEYOND = 3.0, 1.0
-"""A step may lose `RISE` times the decrease that it promised; under R, where it is longer than usual, `BEYOND` times
-(docs/choices.md)."""
+RISE = 3.0
+"""A step may lose so many times the decrease that it promised (docs/choices.md)."""
 AGREES, DOUBTS = 0.25, 2.0
 """Of long steps sigma falls where the batch's noise is at most `AGREES` of the predicted decrease, and rises where the
 noise is more than `DOUBTS` times that."""
+ROOM = 2.0
+"""Steps of so many times the longest usual one may lose what they promised `rise` times; longer ones no more than
+those."""
+FAR, FAST = 30.0, 0.8
+"""A sigma of so many times the usual one is wrong, whoever chose it: it falls by this factor."""
 ALONE = 7.0
 """A batch with so much noise, by the same measure, is nearly all of v (9 is all of it, with momentum 0.9): it may be a
 broken one, and its step may lose no more than it promised."""
@@ -33,28 +37,30 @@ broken one, and its step may lose no more than it promised."""
 class Tolerant(Rule):
     r"""Algorithm 1's rule for noisy steps along an average: a step may raise what it was judged on, within a bound.
 
-    x moves unless the objective rises by more than `rise` times the decrease that was predicted: rho >= -rise. `beyond`
-    bounds `rise` where steps are longer than usual. sigma becomes gamma3 sigma if rho >= eta2 and the predicted
-    decrease is more than rounding, and gamma1 sigma where x is put back. In between it stays. Momentum and metric
-    forget a batch whose step was rejected. With rise > 0 the theorems about Algorithm 1 no longer hold.
+    x moves unless the objective rises by more than `rise` times the decrease that was predicted: rho >= -rise. sigma
+    becomes gamma3 sigma if rho >= eta2 and the predicted decrease is more than rounding, and gamma1 sigma where x is
+    put back. In between it stays. Momentum and metric forget a batch whose step was rejected. With rise > 0 the
+    theorems about Algorithm 1 no longer hold.
 
-    While sigma > `usual` it falls at every accepted step: a warm-up. The first step, along the signs of one gradient,
-    asks for a sigma that is ten times too large in large networks; and with momentum, steps that single batches call
-    too long (rho < 0) are AdamW's best.
+    While sigma > `usual` it falls at every accepted step: a warm-up, which is fast above 30 usual. The first step,
+    along the signs of one gradient, asks for a sigma that is ten times too large in large networks; and with momentum,
+    steps that single batches call too long (rho < 0) are AdamW's best.
 
     Steps that are more than `longest` times as long as usual need batches that agree with v. Where sigma <= usual /
     longest, it falls only if |(g - v)'s| is at most 0.25 of the predicted decrease. Where |(g - v)'s| is more than
     twice that decrease, sigma rises, up to usual / longest. For a rho near 1 means little there: of batches of a few
     examples most have no curvature along s, and a policy gradient promises gains that the next batch does not confirm.
-    Where the solution is far, batches agree.
+    Where the solution is far, batches agree. A long step promises much: one of more than twice that length may lose no
+    more than `rise` times what one of twice that length would promise, rho >= -rise 2 longest sigma / usual. So a
+    sigma that is far too small does not lose the network.
 
     >>> Tolerant()
-    Tolerant(rise='auto', eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest='auto', beyond='auto')
+    Tolerant(rise=3.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest=1.0)
 
     Args:
-        rise: >= 0, the rise that is accepted, as a share of the predicted decrease. "auto" is 3. For a batch that is
-            nearly all of v it counts as 1 at most. More than 2 beta / (1 - beta), beta the momentum, is more than later
-            steps make good, and x may run away: SR2's default has no more.
+        rise: >= 0, the rise that is accepted, as a share of the predicted decrease. For a batch that is nearly all of v
+            it counts as 1 at most. More than 2 beta / (1 - beta), beta the momentum, is more than later steps make
+            good, and x may run away: SR2's default has no more.
         eta2: 0 < eta2 < 1, the ratio that lowers sigma.
         gamma1: the factor above 1 by which a rejection raises sigma.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
@@ -62,27 +68,20 @@ class Tolerant(Rule):
             (size of the weights at x_0, sqrt(pi/2) times their mean |x|) where steps are about 1 / sigma, as in Adam's
             metric, and inf for a network that was trained before: one with a norm whose scale differs from entry to
             entry.
-        longest: >= 1, how many times the usual step one may be where batches do not agree; inf for any. "auto" is 1,
-            under budgets 2, and under penalties, whose zeros long steps make, 5.
-        beyond: >= 0, what `rise` is at most for steps that are longer than usual, sigma < usual. "auto" is 1 under R,
-            where such steps are possible without batches that agree, and else no bound.
+        longest: >= 1, how many times the usual step one may be where batches do not agree; inf for any.
     """
 
-    rise: float | str = "auto"
+    rise: float = RISE
     eta2: float = 0.9
     gamma1: float = 1.5
     gamma3: float = 0.98
     usual: float | str = "auto"
-    longest: float | str = "auto"
-    beyond: float | str = "auto"
+    longest: float = 1.0
     forgets = True
     plain = True
 
     def __post_init__(self) -> None:
-        if self.rise != "auto":
-            check_number(self, "rise", self.rise, 0)
-        if self.beyond != "auto" and self.beyond != math.inf:
-            check_number(self, "beyond", self.beyond, 0)
+        check_number(self, "rise", self.rise, 0)
         check_number(self, "eta2", self.eta2, 0, 1, open_low=True)
         check_number(self, "gamma1", self.gamma1, 1, open_low=True)
         check_number(self, "gamma3", self.gamma3, 0, open_low=True)
@@ -91,32 +90,22 @@ class Tolerant(Rule):
         if self.usual != "auto" and not (is_real(self.usual) and self.usual > 0):  # type: ignore[operator]
             kinds = "a sigma above 0, math.inf for no warm-up, or 'auto'"
             raise ValueError(f"Tolerant: usual must be {kinds}, and is {shown(self.usual)}")
-        if self.longest != "auto" and not (is_real(self.longest) and self.longest >= 1):  # type: ignore[operator]
-            kinds = "a number of at least 1, math.inf for any step, or 'auto'"
+        if not (is_real(self.longest) and self.longest >= 1):
+            kinds = "a number of at least 1, or math.inf for any step"
             raise ValueError(f"Tolerant: longest must be {kinds}, and is {shown(self.longest)}")
 
     @property
     def undecided(self) -> bool:
-        return "auto" in (self.rise, self.usual, self.longest, self.beyond)
+        return self.usual == "auto"
 
-    def choose(self, R: float, size: float, longest: float) -> dict[str, Any]:
-        usual = 1 / (USUAL * size) if size > 0 else math.inf
-        beyond = BEYOND if longest > 1 else math.inf
-        found = {"rise": RISE, "usual": usual, "longest": longest, "beyond": beyond}
-        return {name: value for name, value in found.items() if getattr(self, name) == "auto"}
+    def choose(self, R: float, size: float) -> dict[str, Any]:
+        return {"usual": 1 / (USUAL * size) if size > 0 else math.inf} if self.undecided else {}
 
     @property
     def constants(self) -> Constants | None:
-        falls = (self.gamma3, KNOWN, self.usual_sigma, self.least_sigma, AGREES, DOUBTS, ALONE, -self._beyond)
-        return Constants(-self._rise, self.eta2, self.gamma1, self.gamma1, *falls)
-
-    @property
-    def _rise(self) -> float:
-        return 1.0 if isinstance(self.rise, str) else self.rise
-
-    @property
-    def _beyond(self) -> float:
-        return math.inf if isinstance(self.beyond, str) else self.beyond
+        falls = (self.gamma3, KNOWN, self.usual_sigma, self.least_sigma)
+        noise, fast = (AGREES, DOUBTS, ALONE), (FAR, min(FAST, self.gamma3))
+        return Constants(-self.rise, self.eta2, self.gamma1, self.gamma1, *falls, *noise, self._shrinks, *fast)
 
     @property
     def usual_sigma(self) -> float:
@@ -124,15 +113,19 @@ class Tolerant(Rule):
 
     @property
     def least_sigma(self) -> float:
-        known = self.usual_sigma < math.inf and not isinstance(self.longest, str)
-        return self.usual_sigma / self.longest if known else 0.0  # type: ignore[operator]
+        return self.usual_sigma / self.longest if self.usual_sigma < math.inf else 0.0
+
+    @property
+    def _shrinks(self) -> float:
+        """The sigma below which a step may lose less of its promise."""
+        return self.least_sigma / ROOM
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         sigma, compared = state.sigma, evidence.compared
         noise, predicted, least = abs(evidence.noise), evidence.predicted, self.least_sigma
-        alike = (noise <= ALONE * predicted) | compared.at_least(max(-1.0, -self._rise))
-        fits = (sigma >= self.usual_sigma) | compared.at_least(max(-self._beyond, -self._rise))
-        accepted = compared.at_least(-self._rise) & alike & fits
+        shrinks = self._shrinks
+        rise = self.rise * where(sigma < shrinks, sigma / shrinks, 1.0) if shrinks > 0 else self.rise
+        accepted = compared.at_least(-rise) & ((noise <= ALONE * predicted) | compared.at_least(-1.0))
         agrees = (sigma > least) | (noise <= AGREES * predicted)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
@@ -140,19 +133,21 @@ class Tolerant(Rule):
         very = accepted & gains & (predicted > KNOWN * evidence.fine)
         doubted = accepted & (sigma < least) & (noise > DOUBTS * predicted)
         back = where(sigma > self.gamma3 * least, least, sigma / self.gamma3)
-        kept = where(very, self.gamma3 * sigma, where(doubted, back, sigma))
+        kept = where(very, self._lower(sigma), where(doubted, back, sigma))
         sigma = where(accepted, kept, self.gamma1 * sigma)
         return Verdict(accepted, sigma, compared.rho)
 
     def on_trust(self, sigma: Number) -> Number:
-        return where(sigma > self.usual_sigma, self.gamma3 * sigma, sigma)
+        return where(sigma > self.usual_sigma, self._lower(sigma), sigma)
+
+    def _lower(self, sigma: Number) -> Number:
+        return where(sigma > FAR * self.usual_sigma, min(FAST, self.gamma3) * sigma, self.gamma3 * sigma)
 
     def way_out(self, rho: float) -> str:
         """In between sigma may rest: momentum makes good what single steps lose. Not next to the bound."""
-        rise = min(self._rise, self._beyond)
-        if self.constants is None or rho >= -0.8 * rise:
+        if self.constants is None or rho >= -0.8 * self.rise:
             return ""
-        return f"take a larger batch, or rule=Tolerant(rise={rise / 2:g}), which rejects more of these steps"
+        return f"take a larger batch, or rule=Tolerant(rise={self.rise / 2:g}), which rejects more of these steps"
 
 
 @dataclass(frozen=True)
