@@ -5,7 +5,7 @@ Minutes of a core.
 Batches of one to four examples of the panel's tables and digits; a policy gradient, whose surrogate always gains; an
 LSTM over 16 steps and a normalizing flow, on which single steps often lose. Errors on held-out data, of SR2 the average
 of the iterates; AdamW has cosine and the best of three rates, on the same data. `--density 0.05` has a budget, and
-gradual magnitude pruning in AdamW's place.
+gradual magnitude pruning in AdamW's place; `--l1 1e-4` and `--l0 1e-4` a penalty, and ProxGEN, and zeros in brackets.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sr2 import SR2, L0Ball
+from sr2 import L0, L1, SR2, L0Ball, ProxGEN
 from sr2.experiments.baselines import GMP
 from sr2.experiments.panel import tasks
+from sr2.regularizers.base import Regularizer
 
 ADAMW_RATES = (1e-3, 3e-3, 1e-2)
 GMP_RATES = (0.01, 0.03, 0.1)
@@ -136,14 +137,28 @@ TASKS: dict[str, Callable[[int], Task]] = {
 }
 
 
-def sr2(task: Task, density: float | None, **options: Any) -> float:
-    optimizer = SR2(task.model, L0Ball(density=density) if density else None, **options)
+def sr2(task: Task, R: Regularizer | None, **options: Any) -> float:
+    optimizer = SR2(task.model, R, **options)
     task.model.train()
     for _ in range(task.steps):
         batch = task.batch()
         optimizer.step(lambda batch=batch: task.loss(batch))
     with optimizer.averaged(), torch.no_grad():
         return task.error()
+
+
+def proxgen(task: Task, R: Regularizer, lr: float) -> float:
+    optimizer = ProxGEN(task.model, R, lr=lr, metric="adam", momentum=0.9)
+    for _ in range(task.steps):
+        batch = task.batch()
+        optimizer.step(lambda batch=batch: task.loss(batch))
+    with torch.no_grad():
+        return task.error()
+
+
+def zeros(task: Task) -> float:
+    weights = [p for p in task.model.parameters() if p.dim() > 1]
+    return sum(int((p == 0).sum()) for p in weights) / sum(p.numel() for p in weights)
 
 
 def adamw(task: Task, lr: float) -> float:
@@ -171,24 +186,36 @@ def gmp(task: Task, density: float, lr: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--density", type=float, default=None)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--density", type=float)
+    kind.add_argument("--l1", type=float)
+    kind.add_argument("--l0", type=float)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1])
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    rates = GMP_RATES if args.density else ADAMW_RATES
-    print(f"| | SR2 | SR2, `steps=n` | {'GMP' if args.density else 'AdamW'} {', '.join(f'{r:g}' for r in rates)} |")
+    R: Regularizer | None = None
+    if args.density:
+        R, named, rates = L0Ball(density=args.density), "GMP", GMP_RATES
+        baseline: Callable[[Task, float], float] = lambda task, lr: gmp(task, args.density, lr)  # noqa: E731
+    elif args.l1 or args.l0:
+        penalty = R = L1(args.l1) if args.l1 else L0(args.l0)
+        named, rates, baseline = "ProxGEN", ADAMW_RATES, lambda task, lr: proxgen(task, penalty, lr)
+    else:
+        named, rates, baseline = "AdamW", ADAMW_RATES, adamw
+    methods = [lambda task: sr2(task, R), lambda task: sr2(task, R, steps=task.steps)]
+    methods += [lambda task, lr=lr: baseline(task, lr) for lr in rates]  # type: ignore[misc]
+
+    def cell(made: Callable[[int], Task], method: Callable[[Task], float]) -> str:
+        problems = [made(seed) for seed in args.seeds]
+        error = statistics.mean(method(task) for task in problems)
+        share = statistics.mean(zeros(task) for task in problems)
+        return f"{error:.3f} ({100 * share:.0f} %)" if args.l1 or args.l0 else f"{error:.3f}"
+
+    print(f"| | SR2 | SR2, `steps=n` | {named} {', '.join(f'{r:g}' for r in rates)} |")
     print("|---|---|---|---|")
     for name in args.tasks:
-        made = TASKS[name]
-        found = [
-            statistics.mean(sr2(t := made(s), args.density, **({"steps": t.steps} if told else {})) for s in args.seeds)
-            for told in (False, True)
-        ]
-        for lr in rates:
-            runs = [gmp(made(s), args.density, lr) if args.density else adamw(made(s), lr) for s in args.seeds]
-            found.append(statistics.mean(runs))
-        cells = [f"{value:.3f}" for value in found]
+        cells = [cell(TASKS[name], method) for method in methods]
         print(f"| {name} | {cells[0]} | {cells[1]} | {', '.join(cells[2:])} |", flush=True)
 
 

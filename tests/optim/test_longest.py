@@ -95,8 +95,9 @@ def test_a_long_step_may_lose_what_one_of_two_usual_ones_would_promise(longest):
 
 def test_a_sigma_that_is_far_above_the_usual_one_falls_fast():
     for usual, factor in ((SIGMA / 29, 0.98), (SIGMA / 31, 0.8)):
-        assert judged(Tolerant(usual=usual), 0.0, gain=-0.5) == pytest.approx(factor * SIGMA)
-        assert Tolerant(usual=usual).on_trust(SIGMA) == pytest.approx(factor * SIGMA)
+        assert judged(Tolerant(usual=usual), 0.0) == pytest.approx(factor * SIGMA)
+        assert judged(Tolerant(usual=usual), 0.0, gain=0.8) == pytest.approx(0.98 * SIGMA)
+        assert Tolerant(usual=usual).on_trust(SIGMA) == pytest.approx(0.98 * SIGMA)
     assert judged(Tolerant(usual=SIGMA / 31, gamma3=0.7), 0.0) == pytest.approx(0.7 * SIGMA)
 
 

@@ -31,9 +31,9 @@ RATIO = (
     "η₂ of it or more."
 )
 TOLERANT = (
-    " The rule Tolerant has no η₁: it rejects a step only where the objective rises by more than the decrease that was "
-    "promised (rise=1), ρ < −1 for a single step. It lowers σ after a step that gains 0.9 of the promise or more "
-    "(eta2), and after every accepted step while σ is still above its warm-up's end."
+    " The rule Tolerant has no η₁: it rejects a step only where the objective rises by more than three times the "
+    "decrease that was promised (rise=3), ρ < −3 for a single step. It lowers σ after a step that gains 0.9 of the "
+    "promise or more (eta2), and after every accepted step while σ is still above its warm-up's end."
 )
 COOLDOWN = (
     " A cooldown raises σ at the end of a run, whatever ρ is: over the last share of the steps (cooldown=0.3: 30 %) "

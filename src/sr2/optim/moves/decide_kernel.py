@@ -96,7 +96,7 @@ def decide(
     very = accepted & tested & (enters == 0) & (gains | warming) & (predicted > known * fine)
     very = very | (accepted & (tested == 0) & warming)  # `Rule.on_trust`
     rejected = sound & (accepted == 0) & (null == 0)
-    lower = tl.where(sigma > far * usual, fast, gamma3) * sigma
+    lower = tl.where(tested & gains & (sigma > far * usual), fast, gamma3) * sigma
     lower = tl.where(lower > sigma_min, lower, sigma_min)
     higher = tl.where(finite, gamma1, gamma2) * sigma
     fails = rejected | ((sound == 0) & (tested == 0))

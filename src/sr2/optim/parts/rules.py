@@ -208,7 +208,7 @@ class Constants(NamedTuple):
     """Below this sigma eta1 is multiplied by sigma / shrinks."""
     far: float = math.inf
     fast: float = 1.0
-    """A sigma of more than `far` times usual falls by this factor, and not by gamma3."""
+    """A sigma of more than `far` times usual falls by this factor where rho >= eta2, and not by gamma3."""
 
 
 class Rule(Plain, ABC):

@@ -27,7 +27,7 @@ ROOM = 2.0
 """Steps of so many times the longest usual one may lose what they promised `rise` times; longer ones no more than
 those."""
 FAR, FAST = 30.0, 0.8
-"""A sigma of so many times the usual one is wrong, whoever chose it: it falls by this factor."""
+"""A sigma of more than so many times the usual one falls by this factor where a step gains what it promised."""
 ALONE = 7.0
 """A batch with so much noise, by the same measure, is nearly all of v (9 is all of it, with momentum 0.9): it may be a
 broken one, and its step may lose no more than it promised."""
@@ -42,9 +42,9 @@ class Tolerant(Rule):
     put back. In between it stays. Momentum and metric forget a batch whose step was rejected. With rise > 0 the
     theorems about Algorithm 1 no longer hold.
 
-    While sigma > `usual` it falls at every accepted step: a warm-up, which is fast above 30 usual. The first step,
-    along the signs of one gradient, asks for a sigma that is ten times too large in large networks; and with momentum,
-    steps that single batches call too long (rho < 0) are AdamW's best.
+    While sigma > `usual` it falls at every accepted step: a warm-up, which is fast above 30 usual where rho >= eta2.
+    The first step, along the signs of one gradient, asks for a sigma that is ten times too large in large networks; and
+    with momentum, steps that single batches call too long (rho < 0) are AdamW's best.
 
     Steps that are more than `longest` times as long as usual need batches that agree with v. Where sigma <= usual /
     longest, it falls only if |(g - v)'s| is at most 0.25 of the predicted decrease. Where |(g - v)'s| is more than
@@ -129,19 +129,17 @@ class Tolerant(Rule):
         agrees = (sigma > least) | (noise <= AGREES * predicted)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
-        gains = (sigma > self.usual_sigma) | (agrees & (evidence.actual >= self.eta2 * predicted))
-        very = accepted & gains & (predicted > KNOWN * evidence.fine)
+        gains = agrees & (evidence.actual >= self.eta2 * predicted)
+        very = accepted & (gains | (sigma > self.usual_sigma)) & (predicted > KNOWN * evidence.fine)
         doubted = accepted & (sigma < least) & (noise > DOUBTS * predicted)
         back = where(sigma > self.gamma3 * least, least, sigma / self.gamma3)
-        kept = where(very, self._lower(sigma), where(doubted, back, sigma))
+        fast = where(gains & (sigma > FAR * self.usual_sigma), min(FAST, self.gamma3) * sigma, self.gamma3 * sigma)
+        kept = where(very, fast, where(doubted, back, sigma))
         sigma = where(accepted, kept, self.gamma1 * sigma)
         return Verdict(accepted, sigma, compared.rho)
 
     def on_trust(self, sigma: Number) -> Number:
-        return where(sigma > self.usual_sigma, self._lower(sigma), sigma)
-
-    def _lower(self, sigma: Number) -> Number:
-        return where(sigma > FAR * self.usual_sigma, min(FAST, self.gamma3) * sigma, self.gamma3 * sigma)
+        return where(sigma > self.usual_sigma, self.gamma3 * sigma, sigma)
 
     def way_out(self, rho: float) -> str:
         """In between sigma may rest: momentum makes good what single steps lose. Not next to the bound."""
