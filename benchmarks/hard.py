@@ -207,9 +207,8 @@ def main() -> None:
     methods += [lambda task, lr=lr: baseline(task, lr) for lr in rates]  # type: ignore[misc]
 
     def cell(made: Callable[[int], Task], method: Callable[[Task], float]) -> str:
-        problems = [made(seed) for seed in args.seeds]
-        error = statistics.mean(method(task) for task in problems)
-        share = statistics.mean(zeros(task) for task in problems)
+        runs = [(method(task), zeros(task)) for task in map(made, args.seeds)]
+        error, share = map(statistics.mean, zip(*runs, strict=True))
         return f"{error:.3f} ({100 * share:.0f} %)" if args.l1 or args.l0 else f"{error:.3f}"
 
     print(f"| | SR2 | SR2, `steps=n` | {named} {', '.join(f'{r:g}' for r in rates)} |")
