@@ -1,6 +1,7 @@
 """A rule of one's own is obeyed on every path: on the host, on the device, beside the kernel, by the certificate."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -118,6 +119,32 @@ def test_a_rule_goes_on_from_a_saved_state(rule, capturable):
     assert {k: float(v) for k, v in other._search.memory.items()} == {
         k: float(v) for k, v in optimizer._search.memory.items()
     }
+
+
+@dataclass(frozen=True)
+class Chooses(Never):
+    """Its constant is None, or "auto", until x_0 is seen."""
+
+    level: float | str | None = None
+
+    @property
+    def undecided(self):
+        return not isinstance(self.level, float)
+
+    def choose(self, R, size):
+        return {"level": R + size}
+
+
+@pytest.mark.parametrize("before", [None, "auto"])
+def test_what_a_rule_chooses_is_its_and_is_saved_whatever_stood_there(before):
+    _, optimizer = run(Chooses(before), metric="adam")
+    level = optimizer.rule.level
+    assert isinstance(level, float)
+    assert optimizer.rule == Chooses(level)
+    for given, expected in ((before, level), (3.0, 3.0)):
+        other = SR2(model(), L1(1e-3), rule=Chooses(given), metric="adam", momentum=0.0, average=False)
+        other.load_state_dict(optimizer.state_dict())
+        assert other.rule == Chooses(expected)
 
 
 @every

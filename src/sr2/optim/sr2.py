@@ -315,7 +315,7 @@ class SR2(Reading, ProximalOptimizer):
 
     def _take_constants(self) -> None:
         """The rule with the constants that it took from x_0; those of another rule, in a loaded state, are not its."""
-        chosen = {k: v for k, v in self._search.chosen.items() if getattr(self._given, k, None) == "auto"}
+        chosen = start.wanted(self._given, self._search.chosen)
         self._search.chosen, self.rule = chosen, replace(self._given, **chosen) if chosen else self._given
 
     # ---- state

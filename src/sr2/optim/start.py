@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..checks import is_real
 from ..numerics import Rounding, capturing, exact_sum, gradient_of, local, wide
 from ..regularizers.base import Regularizer, value_in_parts
 from ..telling import tell
@@ -287,6 +288,16 @@ class Seen(NamedTuple):
         if heart is not None:
             heart.autos += autos
         return rule.choose(self.R, 0.0 if self.trained else self.size)
+
+
+def wanted(rule: Rule, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen, but for what the rule has a number for: a state of before may say more than it asks for.
+
+    >>> from sr2.rules import Tolerant
+    >>> wanted(Tolerant(rise=1.0), {"usual": 10.0, "rise": 3.0, "beyond": 1.0})
+    {'usual': 10.0}
+    """
+    return {name: value for name, value in chosen.items() if not is_real(getattr(rule, name, 0.0))}
 
 
 def seen_at_x0(

@@ -203,9 +203,8 @@ class Constants(NamedTuple):
     agrees: float = 1.0
     doubts: float = 1.0
     alone: float = math.inf
-    """Where the noise is more than so many times that, eta1 is at least -1."""
     shrinks: float = 0.0
-    """Below this sigma eta1 is multiplied by sigma / shrinks."""
+    """Below `shrinks` eta1 is times sigma / shrinks; where the noise is more than `alone` times that, at least -1."""
     far: float = math.inf
     fast: float = 1.0
     """A sigma of more than `far` times usual falls by this factor where rho >= eta2, and not by gamma3."""
@@ -256,11 +255,9 @@ class Rule(Plain, ABC):
         return False
 
     def choose(self, R: float, size: float) -> dict[str, Any]:
-        """Constants that follow from x_0, by name, to be replaced in this rule; saved with the optimizer.
+        """Constants that follow from x_0, by name, in place of "auto" or None in this rule; saved with the optimizer.
 
-        Args:
-            R: R(x_0).
-            size: of the weights, see `start.Seen`; 0 also of a network that was trained before.
+        `R` is R(x_0), and `size` that of the weights (`start.Seen`), 0 also of a network that was trained before.
         """
         return {}
 

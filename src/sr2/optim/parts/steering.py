@@ -64,10 +64,10 @@ class Tolerant(Rule):
         eta2: 0 < eta2 < 1, the ratio that lowers sigma.
         gamma1: the factor above 1 by which a rejection raises sigma.
         gamma3: 0 < gamma3 <= 1, the factor that lowers sigma.
-        usual: > 0, where the warm-up ends, and the least sigma_0 that "auto" finds; inf for neither. "auto" is 10 /
-            (size of the weights at x_0, sqrt(pi/2) times their mean |x|) where steps are about 1 / sigma, as in Adam's
-            metric, and inf for a network that was trained before: one with a norm whose scale differs from entry to
-            entry.
+        usual: > 0, where the warm-up ends, and without R the least sigma_0 that "auto" finds; inf for neither. "auto"
+            is 10 / (size of the weights at x_0, sqrt(pi/2) times their mean |x|) where steps are about 1 / sigma, as in
+            Adam's metric, and inf for a network that was trained before: one with a norm whose scale differs from entry
+            to entry.
         longest: >= 1, how many times the usual step one may be where batches do not agree; inf for any.
     """
 
