@@ -34,7 +34,6 @@ class Problem:
     gradient: Callable[[Array, Any], Array]
     R: Callable[[Array], float]
     prox: Callable[[Array, Any], Array]  # the step is one number, or one per entry
-    regularized: bool = True
 
 
 class Point(NamedTuple):
@@ -89,8 +88,8 @@ def sr2_twin(problem, *, sigma, sigma_min, **constants):
 
 
 def defaults_twin(problem, *, sigma, sigma_min):
-    """Adam's averages, a rise of no more than was promised, or without R three times that unless the batch is most
-    of v, and no trace of a batch that was rejected. The usual sigma is not known, since x is no matrix."""
+    """Adam's averages, a rise of no more than three times what was promised, or than that where the batch is most of
+    v, and no trace of a batch that was rejected. The usual sigma is not known, since x is no matrix."""
     x, f, R = problem.x, problem.f, problem.R
     m, r, t = 0.0, 0.0, 0
     for batch in problem.batches:
@@ -109,7 +108,7 @@ def defaults_twin(problem, *, sigma, sigma_min):
         promised = R(x) - R(z) - v @ s
         rho = (here + R(x) - f(z, batch) - R(z) + slack) / (promised + slack)
         alone = abs((g - v) @ s) > 7 * promised
-        accepted = bool(rho >= (-1 if problem.regularized or alone else -3))
+        accepted = bool(rho >= (-1 if alone else -3))
         if accepted:
             x, (m, r, t) = z, learnt
             sigma = max(sigma_min, 0.98 * sigma) if rho >= 0.9 and promised > 2 * slack else sigma

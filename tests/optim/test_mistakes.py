@@ -356,7 +356,7 @@ def test_batch_growth_that_the_saved_state_has_not(saved, loading):
 @pytest.mark.parametrize("capturable", [False, True])
 def test_a_parameter_that_is_frozen_while_the_state_is_loaded(capturable):
     model = network()
-    optimizer = SR2(model, L1(1e-3), momentum=0.9, capturable=capturable, sigma=5.0)
+    optimizer = SR2(model, L1(1e-3), momentum=0.9, capturable=capturable, sigma=100.0)
 
     def closure():
         return F.cross_entropy(model(X), Y)

@@ -114,7 +114,7 @@ def test_nonconvex_ends_at_a_proximal_fixed_point(R, options):
     A, y, _ = data(seed=2)
     model, At, yt = linear(A.shape[1]), torch.tensor(A), torch.tensor(y)
     closure = lambda: (yt - model(At)[:, 0]).square().mean() / 2  # noqa: E731
-    optimizer = run(model, closure, R, 600, **options)
+    optimizer = run(model, closure, R, 900, **options)
     # Seen from sigma = L, as every step from there decreases F: at convergence sigma_t itself probes smaller values.
     sigma = np.linalg.eigvalsh(np.c_[A, np.ones(len(y))].T @ np.c_[A, np.ones(len(y))] / len(y))[-1]
     gw, gb = torch.autograd.grad(closure(), [model.weight, model.bias])

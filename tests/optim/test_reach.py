@@ -151,7 +151,7 @@ def test_rejected_until_sigma_bounds_the_curvature():
     while optimizer.step(steep) is not None and not optimizer.last_step.accepted:
         assert torch.count_nonzero(x) == 4
         assert optimizer.last_step.rho == pytest.approx(1 - 50 * 2.0201 / (2.0201 * optimizer.sigma / 1.5))
-    assert optimizer.counts["rejected"] == 8  # 1.5^8 > 25: the curvature is 100, and sigma / 4 of it is enough
+    assert optimizer.counts["rejected"] == 7  # 1.5^7 > 12.5: the curvature is 100, and sigma / 8 of it is enough
     assert torch.equal(x.detach(), torch.tensor([0.0, 0.0, 3.0, 4.0], dtype=torch.float64))
 
 
