@@ -137,21 +137,21 @@ TASKS: dict[str, Callable[[int], Task]] = {
 }
 
 
-def sr2(task: Task, R: Regularizer | None, **options: Any) -> float:
-    optimizer = SR2(task.model, R, **options)
+def train(task: Task, optimizer: Any) -> None:
     task.model.train()
     for _ in range(task.steps):
         batch = task.batch()
         optimizer.step(lambda batch=batch: task.loss(batch))
+
+
+def sr2(task: Task, R: Regularizer | None, **options: Any) -> float:
+    train(task, optimizer := SR2(task.model, R, **options))
     with optimizer.averaged(), torch.no_grad():
         return task.error()
 
 
 def proxgen(task: Task, R: Regularizer, lr: float) -> float:
-    optimizer = ProxGEN(task.model, R, lr=lr, metric="adam", momentum=0.9)
-    for _ in range(task.steps):
-        batch = task.batch()
-        optimizer.step(lambda batch=batch: task.loss(batch))
+    train(task, ProxGEN(task.model, R, lr=lr, metric="adam", momentum=0.9))
     with torch.no_grad():
         return task.error()
 
@@ -195,11 +195,12 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     R: Regularizer | None = None
-    if args.density:
+    penalized = args.l1 is not None or args.l0 is not None
+    if args.density is not None:
         R, named, rates = L0Ball(density=args.density), "GMP", GMP_RATES
         baseline: Callable[[Task, float], float] = lambda task, lr: gmp(task, args.density, lr)  # noqa: E731
-    elif args.l1 or args.l0:
-        penalty = R = L1(args.l1) if args.l1 else L0(args.l0)
+    elif penalized:
+        penalty = R = L1(args.l1) if args.l1 is not None else L0(args.l0)
         named, rates, baseline = "ProxGEN", ADAMW_RATES, lambda task, lr: proxgen(task, penalty, lr)
     else:
         named, rates, baseline = "AdamW", ADAMW_RATES, adamw
@@ -209,7 +210,7 @@ def main() -> None:
     def cell(made: Callable[[int], Task], method: Callable[[Task], float]) -> str:
         runs = [(method(task), zeros(task)) for task in map(made, args.seeds)]
         error, share = map(statistics.mean, zip(*runs, strict=True))
-        return f"{error:.3f} ({100 * share:.0f} %)" if args.l1 or args.l0 else f"{error:.3f}"
+        return f"{error:.3f} ({100 * share:.0f} %)" if penalized else f"{error:.3f}"
 
     print(f"| | SR2 | SR2, `steps=n` | {named} {', '.join(f'{r:g}' for r in rates)} |")
     print("|---|---|---|---|")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import statistics
 import warnings
 from collections.abc import Iterator
@@ -67,10 +66,7 @@ def run(name: str, R: Regularizer | None, in_precision: str, factor: float, told
     with optimizer.averaged():
         recalibrate(problem)
         problem.model.eval()
-        error = problem.error(problem.validation)
-        if not math.isnan(problem.optimum) and R is None:
-            error = problem.objective(problem.train)
-    return max(error, LEAST), last
+        return max(problem.error(problem.validation), LEAST), last
 
 
 def main() -> None:
