@@ -311,7 +311,7 @@ class SR2(Reading, ProximalOptimizer):
                 tries = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), penalized)
                 sigma = start.along_first_step(f, *tries, self.metric, sigma_min, together)
             start.say_absurd(curvature, sigma)
-        self._search.begin(max(sigma, self.rule.least_sigma / start.longest(self._penalized())), self.param_groups)
+        self._search.begin(max(sigma, self.rule.least_sigma / start.first_step(self._penalized())), self.param_groups)
 
     def _take_constants(self) -> None:
         """The rule with the constants that it took from x_0; those of another rule, in a loaded state, are not its."""

@@ -30,7 +30,7 @@ FIRST = 100.0
 TRIES = 24
 ABSURD = 1e9
 """A sigma_0 of so much says something of the network's corners, and nothing of how far x should move."""
-LONGEST = {"no R": 1.0, "budgets": 2.0, "penalties": 3.0}
+FIRST_STEP = {"no R": 1.0, "budgets": 2.0, "penalties": 3.0}
 """How many times a usual step the first one may be (docs/choices.md). Under penalties long steps make zeros; a batch
 calls any step good that moves what it alone touches, so there is a bound."""
 Penalized = Sequence[tuple[Regularizer | None, list[Tensor]]]
@@ -317,12 +317,12 @@ def seen_at_x0(
     return Seen(float(sum(R)), math.sqrt(math.pi / 2) * total / count if count else 0.0, trained)
 
 
-def longest(penalized: Penalized) -> float:
-    """Of `LONGEST`, under these regularizers."""
+def first_step(penalized: Penalized) -> float:
+    """Of `FIRST_STEP`, under these regularizers."""
     given = [r for r, _ in penalized if r is not None]
     if not given:
-        return LONGEST["no R"]
-    return LONGEST["penalties" if all(r.penalizes and not r.strict for r in given) else "budgets"]
+        return FIRST_STEP["no R"]
+    return FIRST_STEP["penalties" if all(r.penalizes and not r.strict for r in given) else "budgets"]
 
 
 def _was_trained(groups: Sequence[Mapping[str, Any]], together: Processes) -> bool:
