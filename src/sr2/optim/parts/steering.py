@@ -52,7 +52,7 @@ class Tolerant(Rule):
     examples most have no curvature along s, and a policy gradient promises gains that the next batch does not confirm.
     Where the solution is far, batches agree. A long step promises much: one of more than twice that length may lose no
     more than `rise` times what one of twice that length would promise, rho >= -rise 2 longest sigma / usual. So a
-    sigma that is far too small takes less of the network with it.
+    sigma that is far too small does less harm.
 
     >>> Tolerant()
     Tolerant(rise=3.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest=1.0)
