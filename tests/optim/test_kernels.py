@@ -122,6 +122,7 @@ def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturab
         Tolerant(usual=6.0, longest=2.0),
         Tolerant(rise=1.0, usual=0.1),
         Tolerant(usual=12.0),
+        Tolerant(usual=100.0),
     ],
     ids=str,
 )

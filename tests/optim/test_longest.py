@@ -85,11 +85,14 @@ def test_a_batch_that_is_nearly_all_of_v_may_lose_no_more_than_it_promised(sign)
 
 
 @pytest.mark.parametrize("longest", [1.0, 2.0])
-def test_a_long_step_may_lose_what_one_of_two_usual_ones_would_promise(longest):
-    for usual, gain, accepted in ((3.0, -2.9, True), (8.0, -2.9, True), (16.0, -1.4, True), (16.0, -1.6, False)):
+def test_a_long_step_may_lose_less_and_an_ever_longer_one_must_gain(longest):
+    """rho >= eta2 - (eta2 + rise) q^2, where q = 2 longest sigma / usual is less than 1."""
+    for usual, gain, accepted in ((3.0, -2.9, True), (8.0, -2.9, True), (16.0, -0.07, True), (16.0, -0.08, False)):
         rule = Tolerant(rise=3.0, usual=usual * longest, longest=longest)
         assert (judged(rule, 1.0, gain=gain, accepted=accepted) > SIGMA) == (not accepted)
-    assert judged(Tolerant(rise=3.0, usual=8e3), 1.0, gain=-0.1, accepted=False) == 1.5 * SIGMA
+    for gain, accepted in ((0.89, False), (0.91, True)):
+        rule = Tolerant(rise=3.0, usual=8e3 * longest, longest=longest)
+        assert (judged(rule, 1.0, gain=gain, accepted=accepted) > SIGMA) == (not accepted)
     assert judged(Tolerant(rise=3.0, usual=8e3, longest=math.inf), 1.0, gain=-2.9, accepted=True) == SIGMA
 
 

@@ -85,7 +85,8 @@ def decide(
     null = (ss == 0.0) & sound
     usable = finite & (ss != 0.0) & (denominator > 0.0)
     noise = tl.abs(f - loss)
-    eta1 = tl.where(sigma < shrinks, eta1 * (sigma / tl.where(shrinks > 0.0, shrinks, 1.0)), eta1)  # a long step
+    q = sigma / tl.where(shrinks > 0.0, shrinks, 1.0)
+    eta1 = tl.where(sigma < shrinks, eta2 - (eta2 - eta1) * (q * q), eta1)  # a long step
     eta1 = tl.where((noise > tl.load(constants + 10) * predicted) & (eta1 < -1.0), -1.0, eta1)  # the batch is alone
     enters = sound & tested & (dR == float("inf")) & (f_trial - f_trial == 0.0)  # x has left R's domain, x + s is in it
     accepted = enters | (sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0))

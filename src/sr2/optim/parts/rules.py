@@ -204,7 +204,7 @@ class Constants(NamedTuple):
     doubts: float = 1.0
     alone: float = math.inf
     shrinks: float = 0.0
-    """Below `shrinks` eta1 is times sigma / shrinks; where the noise is more than `alone` times that, at least -1."""
+    """Below `shrinks` eta1 is eta2 - (eta2 - eta1) (sigma / shrinks)^2; and -1 where the noise is more than `alone`."""
     far: float = math.inf
     fast: float = 1.0
     """A sigma of more than `far` times usual falls by this factor where rho >= eta2, and not by gamma3."""

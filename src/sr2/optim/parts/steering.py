@@ -24,8 +24,8 @@ AGREES, DOUBTS = 0.25, 2.0
 """Of long steps sigma falls where the batch's noise is at most `AGREES` of the predicted decrease, and rises where the
 noise is more than `DOUBTS` times that."""
 ROOM = 2.0
-"""Steps of so many times the longest usual one may lose what they promised `rise` times; longer ones no more than
-those."""
+"""Steps of so many times the longest usual one may lose `rise` times what they promised. Longer ones may lose less, and
+far longer ones must gain."""
 FAR, FAST = 30.0, 0.8
 """A sigma of more than so many times the usual one falls by this factor where a step gains what it promised."""
 ALONE = 7.0
@@ -50,9 +50,11 @@ class Tolerant(Rule):
     longest, it falls only if |(g - v)'s| is at most 0.25 of the predicted decrease. Where |(g - v)'s| is more than
     twice that decrease, sigma rises, up to usual / longest. For a rho near 1 means little there: of batches of a few
     examples most have no curvature along s, and a policy gradient promises gains that the next batch does not confirm.
-    Where the solution is far, batches agree. A long step promises much: one of more than twice that length may lose no
-    more than `rise` times what one of twice that length would promise, rho >= -rise 2 longest sigma / usual. So a
-    sigma that is far too small does less harm.
+    Where the solution is far, batches agree.
+
+    What a long step promises is so much that it bounds nothing. Where q = 2 longest sigma / usual is less than 1, x
+    moves if rho >= eta2 - (eta2 + rise) q^2: a step of twice that length may lose `rise` times what it promised, and a
+    far longer one must gain eta2 of it. So a sigma that is far too small rises before it does harm.
 
     >>> Tolerant()
     Tolerant(rise=3.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest=1.0)
@@ -117,15 +119,16 @@ class Tolerant(Rule):
 
     @property
     def _shrinks(self) -> float:
-        """The sigma below which a step may lose less of its promise."""
+        """The sigma below which a step may lose less of its promise, and then must gain."""
         return self.least_sigma / ROOM
 
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         sigma, compared = state.sigma, evidence.compared
         noise, predicted, least = abs(evidence.noise), evidence.predicted, self.least_sigma
-        shrinks = self._shrinks
-        rise = self.rise * where(sigma < shrinks, sigma / shrinks, 1.0) if shrinks > 0 else self.rise
-        accepted = compared.at_least(-rise) & ((noise <= ALONE * predicted) | compared.at_least(-1.0))
+        eta1, shrinks = -self.rise, self._shrinks
+        if shrinks > 0:
+            eta1 = where(sigma < shrinks, self.eta2 - (self.eta2 - eta1) * (sigma / shrinks) ** 2, eta1)
+        accepted = compared.at_least(eta1) & ((noise <= ALONE * predicted) | compared.at_least(-1.0))
         agrees = (sigma > least) | (noise <= AGREES * predicted)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
