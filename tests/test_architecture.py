@@ -208,7 +208,7 @@ def files_of_a_step(**options):
     model, x, y = nn.Sequential(*layers), torch.randn(32, 64), torch.randint(10, (32,))
     optimizer = sr2.SR2(model, sr2.L1(1e-4), **options)
     closure = lambda: nn.functional.cross_entropy(model(x), y)  # noqa: E731
-    for _ in range(3):
+    for _ in range(6):
         optimizer.step(closure)
     files = set()
 
@@ -222,7 +222,7 @@ def files_of_a_step(**options):
         optimizer.step(closure)
     finally:
         sys.setprofile(before)
-    assert optimizer.counts["accepted"] == 4
+    assert optimizer.last_step.accepted
     return files
 
 

@@ -93,12 +93,12 @@ class FirstBatch(nn.Module):
         return y + self.shift
 
 
-@pytest.mark.parametrize("sigma", ["auto", 5.0])
+@pytest.mark.parametrize("sigma", ["auto", 50.0])
 @pytest.mark.parametrize("kind", [Observer, FirstBatch])
 def test_a_first_forward_that_is_special(kind, sigma):
     torch.manual_seed(1)
     model = kind()
-    optimizer = SR2(model, L1(1e-4), sigma=sigma)
+    optimizer = SR2(model, sigma=sigma)
     optimizer.step(lambda: F.cross_entropy(model(X), Y))
     if kind is FirstBatch:
         assert not torch.equal(model.shift, model.first_shift)  # which the step has moved
@@ -124,7 +124,7 @@ class Counts(nn.Module):
 @pytest.mark.parametrize("capturable", [False, True])
 def test_buffers_that_are_made_late_or_expanded(capturable):
     model = Counts()
-    optimizer = SR2(model, L1(1e-4), sigma=5.0, capturable=capturable)
+    optimizer = SR2(model, L1(1e-4), sigma=50.0, capturable=capturable)
     for _ in range(5):
         optimizer.step(lambda: F.cross_entropy(model(X), Y))
     assert model.n == 5

@@ -179,7 +179,7 @@ def test_repr():
     assert "direction=Average(momentum=0.9), metric=Adam(beta=0.999, eps=1e-08)" in first
     assert repr(SR2(model)).splitlines()[0] == (
         "SR2(sigma=auto, sigma_min=1e-06, rule=Tolerant(rise=3.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', "
-        "longest=1.0), "
+        "longest='auto'), "
         "direction=Average(momentum=0.9), metric=Adam(beta=0.999, eps=1e-08), averaging=Polynomial(k=8.0)"
     )
     assert repr(ProxGEN(model, L0(1e-3), lr=0.1, weight_decay=0.5)).startswith(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sr2 import L0, L1, SR2, GroupL2, L0Ball
+from sr2.optim.saving import from_line, to_line
 from sr2.rules import Evidence, Tolerant
 
 SIGMA = 4.0
@@ -105,21 +106,27 @@ def test_a_sigma_that_is_far_above_the_usual_one_falls_fast():
 
 
 def test_a_state_of_before_goes_on_with_what_the_rule_says_today():
-    """What was "auto" once is saved with it: rise, longest and beyond."""
+    """What was "auto" once is saved with it, rise and beyond. longest is "auto" today too, and it asks no more."""
     model, x = network(), torch.randn(8, 10)
     old = SR2(model, L1(1e-4))
     old.step(lambda: model(x).square().mean())
     usual = old.rule.usual
     old._search.chosen |= {"rise": 1.0, "longest": 5.0, "beyond": 1.0}
+    saved = old.state_dict()
+    line = from_line(saved["param_groups"][0]["search"])
+    saved["param_groups"][0]["search"] = to_line({k: v for k, v in line.items() if k != "agreement"})
     new = SR2(model, L1(1e-4))
-    new.load_state_dict(old.state_dict())
+    new.load_state_dict(saved)
     new.step(lambda: model(x).square().mean())
-    assert new.rule == Tolerant(usual=usual)
+    assert new.rule == Tolerant(usual=usual, longest=5.0)
+    assert new.counts["null"] == 1  # that of the first one
 
 
-@pytest.mark.parametrize("wrong", [0.5, -1.0, math.nan, "2", "auto", True, None])
+@pytest.mark.parametrize("wrong", [0.5, -1.0, math.nan, "2", True, None])
 def test_a_wrong_length_is_one_sentence(wrong):
-    with pytest.raises(ValueError, match=r"Tolerant: longest must be a number of at least 1, or math.inf .*, and is"):
+    with pytest.raises(
+        ValueError, match=r"Tolerant: longest must be a number of at least 1, math.inf .* or 'auto', and is"
+    ):
         Tolerant(longest=wrong)
 
 

@@ -323,7 +323,7 @@ def test_a_state_without_groups(case):
 
 def test_a_hook_that_matches_parameters_by_name_comes_first():
     a, b = nn.Linear(4, 3), nn.Linear(4, 3)
-    first = SR2(a.named_parameters(), L1(1e-3), momentum=0.9, sigma=5.0)
+    first = SR2(a.named_parameters(), L1(1e-3), momentum=0.9, sigma=50.0)
     first.step(lambda: a(torch.ones(2, 4)).square().mean())
     second = SR2([("bias", b.bias), ("weight", b.weight)], L1(1e-3), momentum=0.9, sigma=5.0)
 

@@ -152,7 +152,8 @@ def left(asks, monkeypatch):
     if not asks:
         monkeypatch.setattr(start, "half_left", lambda *_: lambda: True)
     optimizer = SR2(model, L0(1.0))
-    optimizer.step(closure)
+    for _ in range(4):  # x stays for three of them
+        optimizer.step(closure)
     weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.dim() > 1])
     return float((weights != 0).float().mean())
 

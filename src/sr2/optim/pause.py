@@ -1,6 +1,7 @@
-"""A step at which x stays, so that two batches are asked for their gradients at one x (`parts/heart.py`).
+"""A step at which x stays, so that batches are asked for their gradients at one x.
 
-The batch of such a step is not learnt from: neither momentum nor metric take it in, and the step is a null step.
+Two of them once per epoch (`parts/heart.py`), the first four at x_0 (`parts/agreement.py`). The batch of a step at
+which x stays is not learnt from: neither momentum nor metric take it in, and the step is a null step.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from .state import Outcome, SearchState
 
 NAME = "paused"
 """Of the gradient of that batch, in a parameter's state until the next step."""
+GRADIENTS, SIGNS = "gradients", "signs"
+"""Of the sums of the first gradients, and of their signs."""
 SCRIPTED = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined]
 States = MutableMapping[Any, State]
 Groups = Sequence[dict[str, Any]]
@@ -60,9 +63,11 @@ def watched(search: SearchState, module: nn.Module | None, watch: ClosureWatch) 
 
 def forget(search: SearchState, states: States) -> None:
     """A kept gradient that no step will ask for, as of a state that was saved where x stayed by one that never does."""
-    if search.heart is None or not search.heart.batches:
-        for entry in states.values():
-            entry.pop(NAME, None)
+    heart = search.heart is not None and search.heart.batches
+    names = ((NAME, heart), (GRADIENTS, search.agreement), (SIGNS, search.agreement))
+    for entry in states.values():
+        for name in (name for name, asks in names if not asks):
+            entry.pop(name, None)
 
 
 def keep(params: Sequence[Tensor], states: States) -> None:
@@ -123,6 +128,13 @@ def stays(
         return False
     keep(params, states)
     heart.stayed = t
+    rest(f, loss, search, schedule, groups)
+    return True
+
+
+def rest(f: TwoEvaluations, loss: float, search: SearchState, schedule: Schedule | None, groups: Groups) -> None:
+    """The null step."""
+    t = taken(search)
     search.counts.null.add_(1)
     seen = (loss, loss, math.nan, float(search.sigma), 0.0, 0.0, 0.0, False, True)  # as in `Figures`
     search.seen.copy_(vector(seen))
@@ -130,4 +142,45 @@ def stays(
     f.settle(outcome)
     f.leave()
     search.follow(schedule, outcome, groups)
+
+
+def asks_more(
+    f: TwoEvaluations,
+    search: SearchState,
+    schedule: Schedule | None,
+    groups: Groups,
+    states: States,
+    together: Processes,
+) -> bool:
+    """Whether x stays at this step, one of the first: `search.agreement` has taken its batch, and wants another."""
+    agreement = search.agreement
+    loss = float(together.mean(f.loss.double().reshape(1)))
+    if agreement is None or not math.isfinite(loss):  # for the step to tell
+        return False
+    agreement.take(*confirmed([p for group in groups for p in group["params"]], states, together, agreement.asked == 0))
+    if agreement.over:
+        return False
+    rest(f, loss, search, schedule, groups)
     return True
+
+
+@torch.no_grad()
+def confirmed(params: Sequence[Tensor], states: States, together: Processes, first: bool) -> tuple[float, float]:
+    """sign(g_i)'g + sign(g)'g_i over the gradients g_i of before, and |g|_1; g is among them from now on."""
+    sums = torch.zeros(2, dtype=torch.float64, device="cpu")
+    for p in params:
+        entry = states[p]
+        before = None if first or GRADIENTS not in entry else (entry[GRADIENTS], entry[SIGNS])
+        g = gradient_of(p) if p.requires_grad else None
+        if g is None or g.layout != torch.strided:
+            continue
+        g, sign = g.detach(), g.detach().sign()
+        if together.counts(p):
+            pairs = (
+                [] if before is None else [exact_sum(wide(a) * wide(b)) for a, b in zip(before, (sign, g), strict=True)]
+            )
+            sums += vector([sum(float(pair) for pair in pairs), float(exact_sum(wide(g).abs()))])
+        kept = (g, sign) if before is None else (before[0] + g, before[1] + sign)
+        entry[GRADIENTS], entry[SIGNS] = (t.clone(memory_format=torch.preserve_format) for t in kept)
+    of_all, promised = together.sum(sums).tolist()
+    return of_all, promised

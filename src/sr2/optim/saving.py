@@ -23,7 +23,9 @@ from .shards import as_part, part_of
 Entry = dict[str, Any]
 WIDE = ("average", "square", "curvature")
 """What is remembered in float32 of a bfloat16 parameter: slow means, of which small changes would be rounded away."""
-SHAPED = frozenset({"momentum", "passed", "paused", "v", *WIDE})
+AT_ONE_X = ("paused", "gradients", "signs")
+"""What is kept while batches are asked at one x (`pause.py`)."""
+SHAPED = frozenset({"momentum", "passed", "v", *AT_ONE_X, *WIDE})
 """What has the shape of its parameter."""
 BEGUN = "begun"
 """Whether a parameter has taken part in a step."""
@@ -35,7 +37,7 @@ def saved_entry(p: Tensor, entry: Entry, *, begun: bool) -> Entry:
     On load torch casts tensors to the dtype of their parameter: the weights of averages, float64, go as numbers.
     """
     if is_part(p):  # torch.distributed.checkpoint asks for what is there at this step, and the next one lets go of it
-        entry = {name: value for name, value in entry.items() if name != "paused"}
+        entry = {name: value for name, value in entry.items() if name not in AT_ONE_X}
     numbers = {name: float(value) for name, value in entry.items() if name.endswith("_weight")}
     tensors = {name: as_part(v, p) if isinstance(v, Tensor) else v for name, v in entry.items()}
     return {**tensors, **numbers, BEGUN: begun}
@@ -106,3 +108,21 @@ def from_line(line: object) -> dict[str, Any]:
 def with_weights(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
     """A parameter's state with the weights of its averages converted."""
     return {name: convert(value) if name.endswith("_weight") else value for name, value in state.items()}
+
+
+def saved_search(search: Any) -> dict[str, Any]:
+    """A `SearchState` as plain data."""
+    return {
+        "sigma": float(search.sigma),
+        "sigma_known": search.sigma_known,
+        "entered": search.entered,
+        "chosen": dict(search.chosen),
+        "batch": search.batch,
+        "pace": dict(vars(search.pace)),
+        "schedule": search.schedule,
+        "heart": None if search.heart is None else search.heart.saved(),
+        "agreement": None if search.agreement is None else dict(vars(search.agreement)),
+        "memory": {name: float(value) for name, value in search.memory.items()},
+        "moments": {name: float(n) for name, n in search.moments._asdict().items()},
+        **{name: int(n) for name, n in search.counts._asdict().items()},
+    }

@@ -7,7 +7,6 @@ slack, without which sigma runs away at convergence. The defaults are not the pa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,11 +23,13 @@ from .arguments import NO_CLOSURE, bearable, check_options, check_sigma, names_t
 from .base import Params, ProximalOptimizer, Remembered
 from .broken import LeftDomainError, sound_at_x
 from .closure.losses import Closure
-from .closure.twice import TwoEvaluations, untouched
+from .closure.twice import TwoEvaluations
 from .closure.watch import ClosureWatch
+from .estimate import Estimating
 from .moves.base import RETURNS, Move, Proposal
 from .moves.fused import FusedMove
 from .moves.pieces import Model
+from .parts.agreement import Agreement
 from .parts.averaging import Averaging, Reminder, as_averaging
 from .parts.decay import AUTO, Decay
 from .parts.directions import Direction, as_direction
@@ -37,7 +38,7 @@ from .parts.metrics import Metric
 from .parts.rules import Evidence, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .parts.testing import LATEST, as_testing
-from .pause import forget, stays, watched
+from .pause import forget, watched
 from .reading import Reading
 from .state import Outcome, SearchState
 from .theory.batch_growth import BatchGrowth, GradientNoise
@@ -57,7 +58,7 @@ def again_where_x_left(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return begun_anew
 
 
-class SR2(Reading, ProximalOptimizer):
+class SR2(Estimating, Reading, ProximalOptimizer):
     """SR2 on  min_x f(x) + R(x):  no learning rate, steps that can be rejected, exact zeros.
 
     Each step draws what the closure evaluates, f(., xi_t), and
@@ -166,6 +167,7 @@ class SR2(Reading, ProximalOptimizer):
         heart = ByHeart.of(self._decay, capturable, looks=self._module is not None and not any(regularizers))
         memory = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(sigma, memory, self.schedule, heart)
+        self._search.agreement = Agreement() if self.rule.asks and sigma == AUTO and not capturable else None
         self._search.batch = None if batch_growth is None else batch_growth.batch
         self._search.end = steps if self.schedule is cooling and cooldown is None else None
         self._reminder = Reminder.of(self, self._module)
@@ -187,7 +189,7 @@ class SR2(Reading, ProximalOptimizer):
         tested = self.testing is None or is_tested(self.testing, state)
         with self._begun(closure), self._twice(closure, objective, tested) as f:
             loss = f.at_x()  #                                    1  f(x), g
-            if state.heart and stays(f, state, self.schedule, self.param_groups, self.state, self._processes):
+            if (state.heart or state.agreement) and self._stays(f):
                 return loss
             move = f.move = self._moves(self._proposals())  #     2  v and D of every group
             model = move.to_trial(tested=tested, of_batch=objective is None)  # x <- x + s;  v's, R's change, |s|^2
@@ -291,27 +293,6 @@ class SR2(Reading, ProximalOptimizer):
     @property
     def _waits(self) -> bool:
         return self.rule.undecided or any(group["weight_decay"] == AUTO for group in self.param_groups)
-
-    def estimate_sigma(self, closure: Closure) -> None:
-        """Set sigma_0 now, from this closure's loss at x, as the first step would: on a larger batch, or on the network
-        before it is compiled, since a compiled one cannot be differentiated twice."""
-        self._bind()
-        self._search.strengthen(self.reach)
-        with torch.no_grad(), self._from_the_domain():
-            self._estimate(closure, strict=True)
-
-    def _estimate(self, closure: Closure, *, strict: bool = False) -> None:
-        parameters, penalized, sigma = self._parameters(), self._penalized(in_force=True), math.inf
-        together, sigma_min = self._processes, self.sigma_min
-        if self.metric is None:
-            sigma = start.sigma_0(closure, self._module, parameters, penalized, sigma_min, together)
-        if (curvature := sigma) >= start.ABSURD:
-            with untouched(self._module, parameters), self._twice(closure, None) as f:
-                start.check_finite(f.at_x(), together, strict=strict)
-                tries = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), penalized)
-                sigma = start.along_first_step(f, *tries, self.metric, sigma_min, together)
-            start.say_absurd(curvature, sigma)
-        self._search.begin(max(sigma, self.rule.least_sigma / start.first_step(self._penalized())), self.param_groups)
 
     def _take_constants(self) -> None:
         """The rule with the constants that it took from x_0; those of another rule, in a loaded state, are not its."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,8 @@ ABSURD = 1e9
 """A sigma_0 of so much says something of the network's corners, and nothing of how far x should move."""
 FIRST_STEP = {"no R": 1.0, "budgets": 2.0, "penalties": 3.0}
 """How many times a usual step the first one may be (docs/choices.md). Under penalties long steps make zeros; a batch
-calls any step good that moves what it alone touches, so there is a bound."""
+calls any step good that moves what it alone touches, so there is a bound. It is this one where batches are not asked
+how far they agree (`parts/agreement.py`)."""
 Penalized = Sequence[tuple[Regularizer | None, list[Tensor]]]
 """Each group's regularizer and the tensors that are trained."""
 Left = list[tuple[Tensor, Tensor]]
@@ -317,12 +319,17 @@ def seen_at_x0(
     return Seen(float(sum(R)), math.sqrt(math.pi / 2) * total / count if count else 0.0, trained)
 
 
-def first_step(penalized: Penalized) -> float:
-    """Of `FIRST_STEP`, under these regularizers."""
+def least_sigma(rule: Rule, penalized: Penalized, state: SearchState) -> float:
+    """The least sigma_0, by `FIRST_STEP`. Where batches will be asked how far they agree, it is that of batches that
+    agree; they are asked under penalties alone, where the rule knows what is usual."""
     given = [r for r, _ in penalized if r is not None]
-    if not given:
-        return FIRST_STEP["no R"]
-    return FIRST_STEP["penalties" if all(r.penalizes and not r.strict for r in given) else "budgets"]
+    kind = "penalties" if all(r.penalizes and not r.strict for r in given) else "budgets"
+    kind = kind if given else "no R"
+    if kind != "penalties" or rule.usual_sigma == math.inf:
+        state.agreement = None
+    if state.agreement is not None:
+        return replace(rule, **rule.agreed(1.0)).least_sigma  # type: ignore[type-var]
+    return rule.least_sigma / FIRST_STEP[kind]
 
 
 def _was_trained(groups: Sequence[Mapping[str, Any]], together: Processes) -> bool:

@@ -15,12 +15,14 @@ from ..numerics import Number, as_tensor, at_least, by_torch, finite, vector, wh
 from ..regularizers.base import Step
 from ..telling import tell
 from .notices import say_past
+from .parts.agreement import Agreement
 from .parts.decay import MOST_AT_ONCE, share
 from .parts.heart import ByHeart
 from .parts.rules import Evidence, Searched, Verdict
 from .parts.schedules import Reach, Schedule
 from .parts.testing import LARGEST, Pace
 from .records import Counts, Figures, Moments, Read, StepInfo
+from .saving import saved_search
 from .theory.stationarity import FORGET
 
 
@@ -133,6 +135,8 @@ class SearchState:
     heart: ByHeart | None = None
     fresh: ByHeart | None = None
     """What looks whether examples are learnt by heart, unless that has ended; and what a saved one is read into."""
+    agreement: Agreement | None = None
+    """While the first batches are asked how far they agree."""
 
     @staticmethod
     def start(
@@ -305,19 +309,7 @@ class SearchState:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, for a checkpoint."""
-        return {
-            "sigma": float(self.sigma),
-            "sigma_known": self.sigma_known,
-            "entered": self.entered,
-            "chosen": dict(self.chosen),
-            "batch": self.batch,
-            "pace": dict(vars(self.pace)),
-            "schedule": self.schedule,
-            "heart": None if self.heart is None else self.heart.saved(),
-            "memory": {name: float(value) for name, value in self.memory.items()},
-            "moments": {name: float(n) for name, n in self.moments._asdict().items()},
-            **{name: int(n) for name, n in self.counts._asdict().items()},
-        }
+        return saved_search(self)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from a saved state; what it lacks stays."""
@@ -327,6 +319,8 @@ class SearchState:
         self.chosen = dict(saved.get("chosen", self.chosen))
         self.batch = self.batch and int(saved.get("batch") or self.batch)
         self.heart = self.fresh and replace(self.fresh).gone_on(saved.get("heart"))
+        asked = saved.get("agreement") if self.lr is None else None
+        self.agreement = None if asked is None else Agreement(**asked)
         self.pace = Pace(**saved.get("pace", {})) if LARGEST in self.memory else Pace()  # of a run that trusted
         for name, count in self.counts._asdict().items():
             count.fill_(int(saved.get(name, 0)))

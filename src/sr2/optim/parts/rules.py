@@ -37,6 +37,7 @@ from torch import Tensor
 from ...checks import is_real, shown
 from ...numerics import Number, Plain, Rounding, finite, read, stacked, where
 from ..processes import Processes
+from .constants import Constants
 
 __all__ = ["Constants", "Evidence", "Ratio", "Rule", "Verdict"]
 
@@ -185,31 +186,6 @@ class Searched(Protocol):
         """How many steps were taken before this one."""
 
 
-class Constants(NamedTuple):
-    """What the fused kernel needs to know of a rule."""
-
-    eta1: float
-    eta2: float
-    gamma1: float
-    gamma2: float
-    gamma3: float
-    known: float = -1.0
-    """sigma falls without slack, where the predicted decrease is more than so much rounding; -1: with it, always."""
-    usual: float = math.inf
-    """A sigma above this one falls at every step that is accepted."""
-    least: float = 0.0
-    """A sigma up to this one falls only where the noise is at most `agrees` times the predicted decrease, and rises
-    where it is more than `doubts` times that."""
-    agrees: float = 1.0
-    doubts: float = 1.0
-    alone: float = math.inf
-    shrinks: float = 0.0
-    """Below `shrinks` eta1 is eta2 - (eta2 - eta1) (sigma / shrinks)^2; and -1 where the noise is more than `alone`."""
-    far: float = math.inf
-    fast: float = 1.0
-    """A sigma of more than `far` times usual falls by this factor where rho >= eta2, and not by gamma3."""
-
-
 class Rule(Plain, ABC):
     """Accept? Next sigma? Null steps (s = 0) and batches that are not finite at x are not its question."""
 
@@ -259,6 +235,16 @@ class Rule(Plain, ABC):
 
         `R` is R(x_0), and `size` that of the weights (`start.Seen`), 0 also of a network that was trained before.
         """
+        return {}
+
+    @property
+    def asks(self) -> bool:
+        """Whether `agreed` has something to take from how far the first batches agree."""
+        return False
+
+    def agreed(self, share: float) -> dict[str, Any]:
+        """Constants that follow from that, as in `choose`. `share` is 0 where all is noise, and 1 where batches agree
+        (`parts/agreement.py`)."""
         return {}
 
     def way_out(self, rho: float) -> str:

@@ -10,7 +10,9 @@ import torch
 
 from ...checks import check_number, is_real, shown
 from ...numerics import Number, where
-from .rules import Constants, Evidence, Rule, Searched, Verdict
+from .constants import Constants
+from .decay import AUTO
+from .rules import Evidence, Rule, Searched, Verdict
 
 __all__ = ["Follow", "Tolerant"]
 
@@ -23,6 +25,8 @@ RISE = 3.0
 AGREES, DOUBTS = 0.25, 2.0
 """Of long steps sigma falls where the batch's noise is at most `AGREES` of the predicted decrease, and rises where the
 noise is more than `DOUBTS` times that."""
+LONGEST = 7.0
+"""How many times a usual step those may be whose batches agree wholly (docs/choices.md#how-far-batches-agree)."""
 ROOM = 2.0
 """Steps of so many times the longest usual one may lose `rise` times what they promised. Longer ones may lose less, and
 far longer ones must gain."""
@@ -57,7 +61,7 @@ class Tolerant(Rule):
     far longer one must gain eta2 of it. So a sigma that is far too small rises before it does harm.
 
     >>> Tolerant()
-    Tolerant(rise=3.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest=1.0)
+    Tolerant(rise=3.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest='auto')
 
     Args:
         rise: >= 0, the rise that is accepted, as a share of the predicted decrease. For a batch that is nearly all of v
@@ -70,15 +74,17 @@ class Tolerant(Rule):
             is 10 / (size of the weights at x_0, sqrt(pi/2) times their mean |x|) where steps are about 1 / sigma, as in
             Adam's metric, and inf for a network that was trained before: one with a norm whose scale differs from entry
             to entry.
-        longest: >= 1, how many times the usual step one may be where batches do not agree; inf for any.
+        longest: >= 1, how many times the usual step one may be where a batch does not agree with v; inf for any. "auto"
+            is 1; under penalties it is up to 7, by how far the first four batches agree, for three of which x stays.
+            They are not asked where sigma is named, nor with `capturable`.
     """
 
     rise: float = RISE
     eta2: float = 0.9
     gamma1: float = 1.5
     gamma3: float = 0.98
-    usual: float | str = "auto"
-    longest: float = 1.0
+    usual: float | str = AUTO
+    longest: float | str = AUTO
     forgets = True
     plain = True
 
@@ -89,19 +95,26 @@ class Tolerant(Rule):
         check_number(self, "gamma3", self.gamma3, 0, open_low=True)
         if self.gamma3 > 1:
             raise ValueError(f"Tolerant: gamma3 must be at most 1, and is {self.gamma3}")
-        if self.usual != "auto" and not (is_real(self.usual) and self.usual > 0):  # type: ignore[operator]
+        if self.usual != AUTO and not (is_real(self.usual) and self.usual > 0):  # type: ignore[operator]
             kinds = "a sigma above 0, math.inf for no warm-up, or 'auto'"
             raise ValueError(f"Tolerant: usual must be {kinds}, and is {shown(self.usual)}")
-        if not (is_real(self.longest) and self.longest >= 1):
-            kinds = "a number of at least 1, or math.inf for any step"
+        if self.longest != AUTO and not (is_real(self.longest) and self.longest >= 1):  # type: ignore[operator]
+            kinds = "a number of at least 1, math.inf for any step, or 'auto'"
             raise ValueError(f"Tolerant: longest must be {kinds}, and is {shown(self.longest)}")
 
     @property
     def undecided(self) -> bool:
-        return self.usual == "auto"
+        return self.usual == AUTO
 
     def choose(self, R: float, size: float) -> dict[str, Any]:
         return {"usual": 1 / (USUAL * size) if size > 0 else math.inf} if self.undecided else {}
+
+    @property
+    def asks(self) -> bool:
+        return self.longest == AUTO
+
+    def agreed(self, share: float) -> dict[str, Any]:
+        return {"longest": max(1.0, LONGEST * share)} if self.asks else {}
 
     @property
     def constants(self) -> Constants | None:
@@ -115,7 +128,8 @@ class Tolerant(Rule):
 
     @property
     def least_sigma(self) -> float:
-        return self.usual_sigma / self.longest if self.usual_sigma < math.inf else 0.0
+        longest = 1.0 if isinstance(self.longest, str) else self.longest
+        return self.usual_sigma / longest if self.usual_sigma < math.inf else 0.0
 
     @property
     def _shrinks(self) -> float:

@@ -1,0 +1,195 @@
+"""How far the first batches agree at x_0, and how long steps may be under penalties."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from sr2 import L0, L1, SR2, GroupL2, L0Ball, param_groups
+from sr2.optim.parts.agreement import BATCHES, Agreement
+from sr2.rules import Tolerant
+
+X = torch.randn(600, 10, generator=torch.Generator().manual_seed(0))
+Y = (X @ torch.randn(10, 4, generator=torch.Generator().manual_seed(1))).argmax(1)
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 30), nn.Tanh(), nn.Linear(30, 4)).to(dtype)
+
+
+def closure(model: nn.Module, t: int, examples: int = 32):
+    b = slice(t * examples, (t + 1) * examples)
+    x = X[b].to(next(model.parameters()).dtype)
+    return lambda: cross_entropy(model(x), Y[b])
+
+
+def gradients(model: nn.Module, examples: int) -> list[torch.Tensor]:
+    losses = (closure(model, t, examples)() for t in range(BATCHES))
+    return [torch.cat([g.flatten() for g in torch.autograd.grad(f, list(model.parameters()))]) for f in losses]
+
+
+def run(optimizer: SR2, model: nn.Module, first: int, last: int) -> None:
+    for t in range(first, last):
+        optimizer.step(closure(model, t))
+
+
+def share(gs: list[torch.Tensor]) -> float:
+    """c, as it is written."""
+    pairs = sum(float(a.sign() @ b) for a, b in itertools.permutations(gs, 2))
+    return pairs / ((len(gs) - 1) * sum(float(g.abs().sum()) for g in gs))
+
+
+@pytest.mark.parametrize("examples", [1, 4, 32, 150])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("R", [L1(1e-4), L0(1e-5), GroupL2(1e-4, "rows")], ids=str)
+def test_it_is_the_share_that_other_batches_confirm(examples, dtype, R):
+    model = network(dtype)
+    c = share(gradients(model, examples))
+    optimizer, before = SR2(model, R), copy.deepcopy(model.state_dict())
+    for t in range(BATCHES - 1):
+        optimizer.step(closure(model, t, examples))
+        assert optimizer.last_step.accepted is None
+        assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+        assert not any("momentum" in entry for entry in optimizer.state.values())  # it is not learnt from
+    optimizer.step(closure(model, BATCHES - 1, examples))
+    assert optimizer.rule.longest == pytest.approx(max(1.0, 7 * c), rel=1e-5)
+    assert optimizer.counts["null"] == BATCHES - 1
+    assert not any({"gradients", "signs"} & entry.keys() for entry in optimizer.state.values())
+
+
+def test_sigma_0_is_at_least_that_of_the_longest_step():
+    model = network()
+    optimizer = SR2(model, L1(1e-6))
+    optimizer.estimate_sigma(closure(model, 0))
+    found = optimizer.sigma
+    run(optimizer, model, 0, BATCHES)
+    usual = optimizer.rule.usual
+    assert usual / 7 <= found < usual / optimizer.rule.longest  # else there is nothing to see
+    assert optimizer.sigma == pytest.approx(usual / optimizer.rule.longest, rel=0.03)  # but for one fall of 2 %
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_batches_that_are_alike_agree_and_noise_does_not(same):
+    model, noise = network(), torch.randn(BATCHES, 600, 4, generator=torch.Generator().manual_seed(2))
+    optimizer = SR2(model, L1(1e-6))
+    for t in range(BATCHES):
+        optimizer.step(closure(model, 0) if same else lambda t=t: (model(X) * noise[t]).mean())
+    assert optimizer.rule.longest == (pytest.approx(7.0) if same else pytest.approx(1.0, abs=0.9))
+
+
+@pytest.mark.parametrize(
+    ("R", "options"),
+    [
+        (None, {}),
+        (L0Ball(density=0.3), {}),
+        (L1(1e-4), {"sigma": 50.0}),
+        (L1(1e-4), {"metric": None}),
+        (L1(1e-4), {"capturable": True}),
+        (L1(1e-4), {"rule": Tolerant(longest=1.0)}),
+        (L1(1e-4), {"rule": Tolerant(usual=math.inf)}),
+        (L1(1e-4), SR2.paper_defaults()),
+    ],
+    ids=str,
+)
+def test_else_nobody_is_asked(R, options):
+    model = network()
+    optimizer = SR2(model, R, **options)
+    run(optimizer, model, 0, 2)
+    assert optimizer.counts["null"] == 0
+    assert getattr(optimizer.rule, "longest", "auto") in ("auto", 1.0)
+    assert optimizer._search.agreement is None
+
+
+def test_a_group_with_a_budget_beside_one_with_a_penalty_is_a_budget():
+    model = network()
+    groups = param_groups(model, [("0.weight", L1(1e-4)), ("2.weight", L0Ball(density=0.5)), ("*", None)])
+    optimizer = SR2(groups)
+    run(optimizer, model, 0, 1)
+    assert optimizer.counts["null"] == 0
+
+
+def test_layers_without_r_are_asked_too():
+    model = network()
+    c = share(gradients(model, 32))
+    optimizer = SR2(param_groups(model, [("0.weight", L1(1e-4)), ("*", None)]))
+    run(optimizer, model, 0, BATCHES)
+    assert optimizer.rule.longest == pytest.approx(max(1.0, 7 * c), rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", range(BATCHES + 1))
+def test_a_run_that_is_resumed_meanwhile_goes_on_to_the_same_bits(steps):
+    model = network()
+    optimizer = SR2(model, L1(1e-4))
+    run(optimizer, model, 0, steps)
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    again = network()
+    again.load_state_dict(weights)
+    resumed = SR2(again, L1(1e-4))
+    resumed.load_state_dict(state)
+    run(optimizer, model, steps, 10)
+    run(resumed, again, steps, 10)
+    assert (resumed.counts, resumed.sigma, resumed.rule) == (optimizer.counts, optimizer.sigma, optimizer.rule)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("at", range(BATCHES))
+def test_a_broken_batch_is_an_error_and_is_not_counted(at):
+    model, other = network(), network()
+    optimizer, sound = SR2(model, L1(1e-4)), SR2(other, L1(1e-4))
+    run(optimizer, model, 0, at)
+    with pytest.raises(FloatingPointError, match="the loss at x_t is nan"):
+        optimizer.step(lambda: closure(model, at)() * math.nan)
+    run(optimizer, model, at, 8)
+    run(sound, other, 0, 8)
+    assert (optimizer.counts, optimizer.rule) == (sound.counts, sound.rule)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("gradient", [0.0, math.nan, math.inf])
+def test_without_gradients_steps_are_usual_ones(gradient):
+    agreement = Agreement()
+    for _ in range(BATCHES):
+        agreement.take(gradient, gradient)
+    assert agreement.over
+    assert agreement.share == 0.0
+
+
+def test_a_layer_that_is_frozen_meanwhile_and_a_step_that_fails():
+    model = network()
+    optimizer = SR2(model, L1(1e-4))
+    run(optimizer, model, 0, 1)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    run(optimizer, model, 1, 6)
+    assert 1.0 <= optimizer.rule.longest <= 7.0
+    assert optimizer.counts["null"] == BATCHES - 1
+
+
+@pytest.mark.filterwarnings("ignore:.*had no gradient in the first batch")  # two examples leave much untouched
+def test_small_batches_of_the_digits_have_usual_steps_and_large_ones_longer():
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images / 16 - 0.3, dtype=torch.float32), torch.tensor(labels)
+    found = {}
+    for examples in (2, 64):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        optimizer = SR2(model, L1(1e-4))
+        for b in torch.randperm(len(x))[: BATCHES * examples].split(examples):
+            optimizer.step(lambda b=b, model=model: cross_entropy(model(x[b]), y[b]))
+        found[examples] = optimizer.rule.longest
+    assert found[2] < 1.6
+    assert 2.5 < found[64] < 5
