@@ -60,7 +60,7 @@ def test_it_is_the_share_that_other_batches_confirm(examples, dtype, R):
         assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
         assert not any("momentum" in entry for entry in optimizer.state.values())  # it is not learnt from
     optimizer.step(closure(model, BATCHES - 1, examples))
-    assert optimizer.rule.longest == pytest.approx(max(1.0, 7 * c), rel=1e-5)
+    assert optimizer.rule.longest == pytest.approx(min(max(1.0, 7 * c), 4.0), rel=1e-5)
     assert optimizer.counts["null"] == BATCHES - 1
     assert not any({"gradients", "signs"} & entry.keys() for entry in optimizer.state.values())
 
@@ -72,7 +72,7 @@ def test_sigma_0_is_at_least_that_of_the_longest_step():
     found = optimizer.sigma
     run(optimizer, model, 0, BATCHES)
     usual = optimizer.rule.usual
-    assert usual / 7 <= found < usual / optimizer.rule.longest  # else there is nothing to see
+    assert usual / 4 <= found < usual / optimizer.rule.longest  # else there is nothing to see
     assert optimizer.sigma == pytest.approx(usual / optimizer.rule.longest, rel=0.03)  # but for one fall of 2 %
 
 
@@ -82,7 +82,7 @@ def test_batches_that_are_alike_agree_and_noise_does_not(same):
     optimizer = SR2(model, L1(1e-6))
     for t in range(BATCHES):
         optimizer.step(closure(model, 0) if same else lambda t=t: (model(X) * noise[t]).mean())
-    assert optimizer.rule.longest == (pytest.approx(7.0) if same else pytest.approx(1.0, abs=0.9))
+    assert optimizer.rule.longest == (4.0 if same else pytest.approx(1.0, abs=0.9))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_layers_without_r_are_asked_too():
     c = share(gradients(model, 32))
     optimizer = SR2(param_groups(model, [("0.weight", L1(1e-4)), ("*", None)]))
     run(optimizer, model, 0, BATCHES)
-    assert optimizer.rule.longest == pytest.approx(max(1.0, 7 * c), rel=1e-5)
+    assert optimizer.rule.longest == pytest.approx(min(max(1.0, 7 * c), 4.0), rel=1e-5)
 
 
 @pytest.mark.parametrize("steps", range(BATCHES + 1))
@@ -173,7 +173,7 @@ def test_a_layer_that_is_frozen_meanwhile_and_a_step_that_fails():
     with pytest.raises(ZeroDivisionError):
         optimizer.step(lambda: 1 / 0)
     run(optimizer, model, 1, 6)
-    assert 1.0 <= optimizer.rule.longest <= 7.0
+    assert 1.0 <= optimizer.rule.longest <= 4.0
     assert optimizer.counts["null"] == BATCHES - 1
 
 
@@ -192,4 +192,4 @@ def test_small_batches_of_the_digits_have_usual_steps_and_large_ones_longer():
             optimizer.step(lambda b=b, model=model: cross_entropy(model(x[b]), y[b]))
         found[examples] = optimizer.rule.longest
     assert found[2] < 1.6
-    assert 2.5 < found[64] < 5
+    assert 2.5 < found[64] <= 4.0

@@ -92,7 +92,8 @@ def decide(
     accepted = enters | (sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0))
     gains = tl.where(known < 0.0, numerator >= eta2 * denominator, actual >= eta2 * predicted)  # `Ratio`, or `Tolerant`
     gains = gains & ((sigma > least) | (noise <= tl.load(constants + 8) * predicted))  # the batch agrees with v
-    doubted = accepted & tested & (enters == 0) & (sigma < least) & (noise > tl.load(constants + 9) * predicted)
+    top = tl.where(least > 0.0, usual, 0.0)
+    doubted = accepted & tested & (enters == 0) & (sigma < top) & (noise > tl.load(constants + 9) * predicted)
     warming = sigma > usual
     very = accepted & tested & (enters == 0) & (gains | warming) & (predicted > known * fine)
     very = very | (accepted & (tested == 0) & warming)  # `Rule.on_trust`
@@ -102,7 +103,7 @@ def decide(
     higher = tl.where(finite, gamma1, gamma2) * sigma
     fails = rejected | ((sound == 0) & (tested == 0))
     raises = rejected | ((sound == 0) & (HOLDS != 0))  # x_t may have come there on trust
-    back = tl.where(sigma > gamma3 * least, least, sigma / gamma3)
+    back = tl.where(sigma > gamma3 * top, top, sigma / gamma3)
     back = tl.where(back > sigma_min, back, sigma_min)
     new = tl.where(very, lower, tl.where(raises, higher, tl.where(doubted, back, sigma)))
     tl.store(sigma_pointer, new)

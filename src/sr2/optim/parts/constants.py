@@ -19,8 +19,8 @@ class Constants(NamedTuple):
     usual: float = math.inf
     """A sigma above this one falls at every step that is accepted."""
     least: float = 0.0
-    """A sigma up to this one falls only where the noise is at most `agrees` times the predicted decrease, and rises
-    where it is more than `doubts` times that."""
+    """A sigma up to this one falls only where the noise is at most `agrees` times the predicted decrease. Where it is
+    more than `doubts` times that, a sigma below usual rises, unless any step may be as long as it is: least is 0."""
     agrees: float = 1.0
     doubts: float = 1.0
     alone: float = math.inf

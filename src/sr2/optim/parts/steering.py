@@ -25,8 +25,9 @@ RISE = 3.0
 AGREES, DOUBTS = 0.25, 2.0
 """Of long steps sigma falls where the batch's noise is at most `AGREES` of the predicted decrease, and rises where the
 noise is more than `DOUBTS` times that."""
-LONGEST = 7.0
-"""How many times a usual step those may be whose batches agree wholly (docs/choices.md#how-far-batches-agree)."""
+PER_SHARE, MOST = 7.0, 4.0
+"""Under penalties steps may be so many times the share that other batches confirm, in usual steps, and so many at most
+(docs/choices.md#how-far-batches-agree)."""
 ROOM = 2.0
 """Steps of so many times the longest usual one may lose `rise` times what they promised. Longer ones may lose less, and
 far longer ones must gain."""
@@ -51,10 +52,10 @@ class Tolerant(Rule):
     with momentum, steps that single batches call too long (rho < 0) are AdamW's best.
 
     Steps that are more than `longest` times as long as usual need batches that agree with v. Where sigma <= usual /
-    longest, it falls only if |(g - v)'s| is at most 0.25 of the predicted decrease. Where |(g - v)'s| is more than
-    twice that decrease, sigma rises, up to usual / longest. For a rho near 1 means little there: of batches of a few
-    examples most have no curvature along s, and a policy gradient promises gains that the next batch does not confirm.
-    Where the solution is far, batches agree.
+    longest, it falls only if |(g - v)'s| is at most 0.25 of the predicted decrease. Where a step does not gain eta2 of
+    its promise and |(g - v)'s| is more than twice that promise, a sigma below `usual` rises. For a rho near 1 means
+    little there: of batches of a few examples most have no curvature along s, and a policy gradient promises gains that
+    the next batch does not confirm. Where the solution is far, batches agree.
 
     What a long step promises is so much that it bounds nothing. Where q = 2 longest sigma / usual is less than 1, x
     moves if rho >= eta2 - (eta2 + rise) q^2: a step of twice that length may lose `rise` times what it promised, and a
@@ -75,7 +76,7 @@ class Tolerant(Rule):
             Adam's metric, and inf for a network that was trained before: one with a norm whose scale differs from entry
             to entry.
         longest: >= 1, how many times the usual step one may be where a batch does not agree with v; inf for any. "auto"
-            is 1; under penalties it is up to 7, by how far the first four batches agree, for three of which x stays.
+            is 1; under penalties it is up to 4, by how far the first four batches agree, for three of which x stays.
             They are not asked where sigma is named, nor with `capturable`.
     """
 
@@ -114,7 +115,7 @@ class Tolerant(Rule):
         return self.longest == AUTO
 
     def agreed(self, share: float) -> dict[str, Any]:
-        return {"longest": max(1.0, LONGEST * share)} if self.asks else {}
+        return {"longest": min(max(1.0, PER_SHARE * share), MOST)} if self.asks else {}
 
     @property
     def constants(self) -> Constants | None:
@@ -148,8 +149,9 @@ class Tolerant(Rule):
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
         gains = agrees & (evidence.actual >= self.eta2 * predicted)
         very = accepted & (gains | (sigma > self.usual_sigma)) & (predicted > KNOWN * evidence.fine)
-        doubted = accepted & (sigma < least) & (noise > DOUBTS * predicted)
-        back = where(sigma > self.gamma3 * least, least, sigma / self.gamma3)
+        usual = self.usual_sigma if least > 0 else 0.0
+        doubted = accepted & (sigma < usual) & (noise > DOUBTS * predicted)
+        back = where(sigma > self.gamma3 * usual, usual, sigma / self.gamma3)
         fast = where(gains & (sigma > FAR * self.usual_sigma), min(FAST, self.gamma3) * sigma, self.gamma3 * sigma)
         kept = where(very, fast, where(doubted, back, sigma))
         sigma = where(accepted, kept, self.gamma1 * sigma)
