@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from sr2 import L0, L1, SR2, GroupL2, L0Ball, param_groups
 from sr2.optim.parts.agreement import BATCHES, Agreement
-from sr2.rules import Tolerant
+from sr2.rules import Rule, Tolerant, Verdict
 
 X = torch.randn(600, 10, generator=torch.Generator().manual_seed(0))
 Y = (X @ torch.randn(10, 4, generator=torch.Generator().manual_seed(1))).argmax(1)
@@ -154,6 +154,136 @@ def test_a_broken_batch_is_an_error_and_is_not_counted(at):
     run(sound, other, 0, 8)
     assert (optimizer.counts, optimizer.rule) == (sound.counts, sound.rule)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+class Broken(torch.autograd.Function):
+    """A finite loss, and a gradient that is not."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, g):
+        return g * math.nan
+
+
+@pytest.mark.parametrize("at", range(BATCHES))
+def test_nor_is_one_whose_gradient_alone_is_broken(at):
+    model, other = network(), network()
+    optimizer, sound = SR2(model, L1(1e-4)), SR2(other, L1(1e-4))
+    run(optimizer, model, 0, at)
+    with pytest.raises(FloatingPointError, match="its gradient is not"):
+        optimizer.step(lambda: Broken.apply(closure(model, at)()))
+    run(optimizer, model, at, 8)
+    run(sound, other, 0, 8)
+    assert (optimizer.counts, optimizer.rule) == (sound.counts, sound.rule)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("steps", range(BATCHES + 1))
+def test_torch_distributed_checkpoint_asks_anew(steps, tmp_path):
+    """It asks a fresh optimizer for the names of what is to be loaded, and the gradients are none of them."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = network()
+    optimizer = SR2(model, L1(1e-4))
+    run(optimizer, model, 0, steps)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path)
+    again = network()
+    resumed = SR2(again, L1(1e-4))
+    weights, state = get_state_dict(again, resumed)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=tmp_path)
+    set_state_dict(again, resumed, model_state_dict=weights, optim_state_dict=state)
+    run(resumed, again, steps, steps + 6)
+    assert resumed.rule.longest > 2.0
+    assert resumed.counts["null"] == (BATCHES - 1 if steps in (0, BATCHES) else BATCHES - 1 + steps)
+
+
+OTHERS = [
+    (None, {}),
+    (L0Ball(density=0.3), {}),
+    (L1(1e-4), {"rule": Tolerant(longest=1.0)}),
+    (L1(1e-4), {"capturable": True}),
+    (L1(1e-4), SR2.paper_defaults()),
+]
+
+
+@pytest.mark.filterwarnings("ignore:group 0 was saved under")
+@pytest.mark.parametrize(("R", "options"), OTHERS, ids=str)
+def test_who_asks_nobody_does_not_go_on_asking(R, options):
+    model = network()
+    optimizer = SR2(model, L1(1e-4))
+    run(optimizer, model, 0, 2)
+    other = SR2(model, R, **options)
+    other.load_state_dict(optimizer.state_dict())
+    run(other, model, 2, 6)
+    assert other.counts["null"] == 2  # those of before
+    assert getattr(other.rule, "longest", "auto") in ("auto", 1.0)
+    assert not any({"gradients", "signs"} & entry.keys() for entry in other.state.values())
+
+
+@pytest.mark.filterwarnings("ignore:R.x_0. is infinite")
+@pytest.mark.parametrize("R", [None, L0Ball(density=0.3)], ids=str)
+def test_where_the_penalty_is_taken_away_meanwhile_nobody_is_asked(R):
+    model = network()
+    optimizer = SR2(model, L1(1e-4))
+    run(optimizer, model, 0, 2)
+    for group in optimizer.param_groups:
+        group["regularizer"] = R
+    run(optimizer, model, 2, 6)
+    assert optimizer.counts["null"] == 2
+    assert optimizer.rule.longest == "auto"
+
+
+@pytest.mark.parametrize(("steps", "null"), [(2, 0), (39, 0), (40, 3), (None, 3)])
+def test_short_runs_are_for_training(steps, null):
+    model = network()
+    optimizer = SR2(model, L1(1e-4), steps=steps)
+    run(optimizer, model, 0, min(steps or 5, 5))
+    assert optimizer.counts["null"] == null
+
+
+def test_a_cooldown_begins_with_the_sigma_that_batches_bear():
+    model = network()
+    optimizer = SR2(model, L1(1e-6), cooldown=(1, 40))
+    run(optimizer, model, 0, BATCHES - 1)
+    assert float(optimizer._search.memory["sigma_first"]) == 0  # nothing yet
+    run(optimizer, model, BATCHES - 1, 8)
+    assert float(optimizer._search.memory["sigma_first"]) >= 0.98**4 * optimizer.rule.usual / optimizer.rule.longest
+
+
+def test_an_estimate_afterwards_has_the_same_bound():
+    model = network()
+    optimizer = SR2(model, L1(1e-6))
+    run(optimizer, model, 0, BATCHES)
+    optimizer.estimate_sigma(closure(model, 0))
+    assert optimizer.sigma >= optimizer.rule.usual / max(3.0, optimizer.rule.longest)
+
+
+def test_without_a_metric_of_signs_nobody_is_asked():
+    model = network()
+    optimizer = SR2(model, L1(1e-4), metric=None, rule=Tolerant(usual=10.0))
+    run(optimizer, model, 0, 2)
+    assert optimizer.counts["null"] == 0
+
+
+class Own(Rule):
+    """It asks, and has nothing to take."""
+
+    asks, usual_sigma = True, 20.0
+
+    def judge(self, evidence, state):
+        return Verdict(evidence.actual >= 0, state.sigma, rho=evidence.actual / evidence.predicted)
+
+
+def test_a_rule_of_ones_own_may_ask():
+    model = network()
+    optimizer = SR2(model, L1(1e-4), rule=Own(), metric="adam", momentum=0.9)
+    run(optimizer, model, 0, 6)
+    assert optimizer.counts["null"] == BATCHES - 1
 
 
 @pytest.mark.parametrize("gradient", [0.0, math.nan, math.inf])

@@ -120,6 +120,7 @@ def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturab
         Tolerant(0.5),
         Tolerant(rise=3.0, usual=3.0, longest=1.0),
         Tolerant(usual=6.0, longest=2.0),
+        Tolerant(usual=5.0, longest=5.0),
         Tolerant(rise=1.0, usual=0.1),
         Tolerant(usual=12.0),
         Tolerant(usual=100.0),

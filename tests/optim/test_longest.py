@@ -55,13 +55,18 @@ def test_a_longer_step_needs_a_batch_that_agrees(sign, gain, longest):
     assert judged(rule, sign * 2.1, gain=-1.1) == pytest.approx(SIGMA * 1.5)  # rejected
 
 
-def test_below_the_usual_sigma_it_rises_where_a_batch_contradicts():
-    """Also where longer steps are allowed, unless the step gains; and no further than to the usual one."""
+@pytest.mark.parametrize("gain", [1.0, 0.5, -0.5])
+def test_between_the_usual_and_the_longest_step_sigma_goes_with_signal_and_noise(gain):
+    """(g - v)'s is about -0.9 times the promise where v is nothing but noise."""
     rule = Tolerant(rise=1.0, usual=8.0, longest=3.0)
-    assert judged(rule, 2.1, gain=0.5) == pytest.approx(SIGMA / 0.98)
-    assert judged(rule, 1.9, gain=0.5) == SIGMA
-    assert judged(rule, 2.1, gain=1.0) == pytest.approx(SIGMA * 0.98)
-    assert judged(Tolerant(rise=1.0, usual=8.0, longest=math.inf), 2.1, gain=0.5) == SIGMA
+    for noise, factor in ((3.0, 0.98), (0.0, 0.98), (-0.3, 0.98), (-0.5, 1.0), (-0.7, 1.0), (-0.9, 1 / 0.98)):
+        assert judged(rule, noise, gain=gain) == pytest.approx(factor * SIGMA)
+    assert judged(Tolerant(rise=1.0, usual=SIGMA, longest=3.0), -0.9, gain=gain) == SIGMA
+    assert judged(Tolerant(rise=1.0, usual=8.0, longest=math.inf), -0.9, gain=gain) <= SIGMA
+    assert judged(rule, -0.9, gain=gain, of_batch=False) == pytest.approx(0.98 * SIGMA)
+
+
+def test_sigma_rises_no_further_than_to_the_usual_step():
     assert judged(Tolerant(rise=1.0, usual=4.01, longest=1.0), 5.0) == 4.01
     assert judged(Tolerant(rise=1.0, usual=SIGMA, longest=1.0), 5.0) == SIGMA
 

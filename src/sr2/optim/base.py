@@ -19,6 +19,7 @@ from .parts.directions import Direction
 from .parts.metrics import Metric, as_metric
 from .processes import Processes, check_not_flat
 from .saving import (
+    AT_ONE_X,
     SHAPED,
     first_entry,
     fits,
@@ -216,22 +217,21 @@ class ProximalOptimizer(torch.optim.Optimizer):
             del self.state[p]
         state = super().state_dict()
         for group in state["param_groups"]:
-            group["regularizer"] = repr(group["regularizer"])
-            if "lr" in group:
-                group["lr"] = float(group["lr"])
+            numbers = {"lr": float(group["lr"])} if "lr" in group else {}
+            group.update(numbers, regularizer=repr(group["regularizer"]))
         state["state"] = {key: self._saved(parameters[key], entry) for key, entry in state["state"].items()}
         for name, remembered in self._remembered().items():
             state["param_groups"][0][name] = to_line(remembered.state_dict())
         return state
 
     def _saved(self, p: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
-        if entry or not p.requires_grad:
+        if entry.keys() - set(AT_ONE_X) or not p.requires_grad:
             return saved_entry(p, entry, begun=True)
         group = next(g for g in self.param_groups if any(p is q for q in g["params"]))
-        points = {"average": "averaging", "passed": "testing"}  # of SR2, each in the state of a parameter
-        copies = [name for name, part in points.items() if getattr(self, part, None) is not None]
+        points = (("average", "averaging"), ("passed", "testing"))  # of SR2, each in the state of a parameter
+        copies = [name for name, part in points if getattr(self, part, None) is not None]
         first = first_entry(p, self.metric, self._direction_of(group), copies)
-        return saved_entry(p, first, begun=False)
+        return saved_entry(p, first | entry, begun=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. The regularizers stay this optimizer's own; a change is warned about."""

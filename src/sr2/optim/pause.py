@@ -144,24 +144,27 @@ def rest(f: TwoEvaluations, loss: float, search: SearchState, schedule: Schedule
     search.follow(schedule, outcome, groups)
 
 
-def asks_more(
-    f: TwoEvaluations,
-    search: SearchState,
-    schedule: Schedule | None,
-    groups: Groups,
-    states: States,
-    together: Processes,
-) -> bool:
+def asks_more(f: TwoEvaluations, search: SearchState, groups: Groups, states: States, together: Processes) -> bool:
     """Whether x stays at this step, one of the first: `search.agreement` has taken its batch, and wants another."""
     agreement = search.agreement
     loss = float(together.mean(f.loss.double().reshape(1)))
     if agreement is None or not math.isfinite(loss):  # for the step to tell
         return False
-    agreement.take(*confirmed([p for group in groups for p in group["params"]], states, together, agreement.asked == 0))
-    if agreement.over:
+    params = [p for group in groups for p in group["params"]]
+    if not sound(params, together):
         return False
-    rest(f, loss, search, schedule, groups)
-    return True
+    agreement.take(*confirmed(params, states, together, agreement.asked == 0))
+    if not agreement.over:
+        rest(f, loss, search, None, groups)  # a cooldown begins with the sigma that batches bear
+    return not agreement.over
+
+
+@torch.no_grad()
+def sound(params: Sequence[Tensor], together: Processes) -> bool:
+    """Whether these gradients are finite; those that are not are the step's to tell."""
+    gs = [g for p in params if p.requires_grad and (g := gradient_of(p)) is not None and g.layout == torch.strided]
+    norms = torch._foreach_norm([g for g in gs if g.numel()], math.inf) if any(g.numel() for g in gs) else []
+    return together.total(float(not all(math.isfinite(float(norm)) for norm in norms))) == 0
 
 
 @torch.no_grad()

@@ -48,10 +48,9 @@ def loaded_entry(p: Tensor, entry: Entry, saved: Entry) -> Entry:
 
     entry, saved: as torch has cast it, to the dtype of p, and as it was: what is wider than p is taken again.
     """
-    if not entry.get(BEGUN, True):
-        return {}
-    kept = {name: v for name, v in entry.items() if name != BEGUN}
-    for name in SHAPED & saved.keys():
+    begun = entry.get(BEGUN, True)
+    kept = {name: v for name, v in entry.items() if name != BEGUN and (begun or name in AT_ONE_X)}
+    for name in SHAPED & saved.keys() & kept.keys():
         if (dtype := kept_dtype(name, p)) != p.dtype:
             kept[name] = saved[name].to(p.device, dtype)
     return {name: part_of(v, p).clone() if isinstance(v, Tensor) else v for name, v in kept.items()}

@@ -29,7 +29,7 @@ from .estimate import Estimating
 from .moves.base import RETURNS, Move, Proposal
 from .moves.fused import FusedMove
 from .moves.pieces import Model
-from .parts.agreement import Agreement
+from .parts.agreement import BATCHES, Agreement
 from .parts.averaging import Averaging, Reminder, as_averaging
 from .parts.decay import AUTO, Decay
 from .parts.directions import Direction, as_direction
@@ -38,7 +38,7 @@ from .parts.metrics import Metric
 from .parts.rules import Evidence, Rule
 from .parts.schedules import Schedule, planned_cooldown, planned_reach
 from .parts.testing import LATEST, as_testing
-from .pause import forget, watched
+from .pause import GRADIENTS, forget, watched
 from .reading import Reading
 from .state import Outcome, SearchState
 from .theory.batch_growth import BatchGrowth, GradientNoise
@@ -167,7 +167,8 @@ class SR2(Estimating, Reading, ProximalOptimizer):
         heart = ByHeart.of(self._decay, capturable, looks=self._module is not None and not any(regularizers))
         memory = {k: v for p in (self.rule, self.schedule, self.testing) if p for k, v in p.memory().items()}
         self._search = SearchState.start(sigma, memory, self.schedule, heart)
-        self._search.agreement = Agreement() if self.rule.asks and sigma == AUTO and not capturable else None
+        few = steps is not None and steps < 10 * BATCHES
+        self._search.agreement = Agreement() if sigma == AUTO and self._asks and not (few or capturable) else None
         self._search.batch = None if batch_growth is None else batch_growth.batch
         self._search.end = steps if self.schedule is cooling and cooldown is None else None
         self._reminder = Reminder.of(self, self._module)
@@ -291,6 +292,11 @@ class SR2(Estimating, Reading, ProximalOptimizer):
             self._take_constants()
 
     @property
+    def _asks(self) -> bool:
+        """Whether a step goes along the signs of a gradient, and the rule asks how far batches agree in it."""
+        return self._given.asks and self.metric is not None and self.metric.normalizes
+
+    @property
     def _waits(self) -> bool:
         return self.rule.undecided or any(group["weight_decay"] == AUTO for group in self.param_groups)
 
@@ -327,5 +333,10 @@ class SR2(Estimating, Reading, ProximalOptimizer):
     def _place(self) -> None:
         super()._place()
         self._search.place(self.param_groups, self.capturable)
+        asking = self._search.agreement
+        if asking is not None and not self._asks:
+            self._search.agreement = None
+        elif asking is not None and not any(GRADIENTS in entry for entry in self.state.values()):
+            self._search.agreement = Agreement()  # torch.distributed.checkpoint has not kept the gradients: ask anew
         forget(self._search, self.state)
         self._take_constants()

@@ -319,17 +319,22 @@ def seen_at_x0(
     return Seen(float(sum(R)), math.sqrt(math.pi / 2) * total / count if count else 0.0, trained)
 
 
-def least_sigma(rule: Rule, penalized: Penalized, state: SearchState) -> float:
-    """The least sigma_0, by `FIRST_STEP`. Where batches will be asked how far they agree, it is that of batches that
-    agree; they are asked under penalties alone, where the rule knows what is usual."""
+def kind_of(penalized: Penalized) -> str:
+    """Of `FIRST_STEP`, under these regularizers."""
     given = [r for r, _ in penalized if r is not None]
-    kind = "penalties" if all(r.penalizes and not r.strict for r in given) else "budgets"
-    kind = kind if given else "no R"
-    if kind != "penalties" or rule.usual_sigma == math.inf:
-        state.agreement = None
-    if state.agreement is not None:
-        return replace(rule, **rule.agreed(1.0)).least_sigma  # type: ignore[type-var]
-    return rule.least_sigma / FIRST_STEP[kind]
+    if not given:
+        return "no R"
+    return "penalties" if all(r.penalizes and not r.strict for r in given) else "budgets"
+
+
+def least_sigma(rule: Rule, penalized: Penalized, *, asks: bool) -> float:
+    """The least sigma_0, by `FIRST_STEP`. Where batches will be asked how far they agree it is that of batches that do
+    so wholly."""
+    if rule.usual_sigma == math.inf:
+        return 0.0
+    if asks and (agreed := rule.agreed(1.0)):
+        return replace(rule, **agreed).least_sigma  # type: ignore[type-var]
+    return min(rule.least_sigma, rule.usual_sigma / FIRST_STEP[kind_of(penalized)])
 
 
 def _was_trained(groups: Sequence[Mapping[str, Any]], together: Processes) -> bool:

@@ -60,9 +60,9 @@ def decide(
     shrinks = tl.load(constants + 11)
     far = tl.load(constants + 12)
     fast = tl.load(constants + 13)
-    sigma_min = tl.load(constants + 14)
-    forget = tl.load(constants + 17)
-    forgets = tl.load(constants + 18) != 0.0
+    sigma_min = tl.load(constants + 16)
+    forget = tl.load(constants + 19)
+    forgets = tl.load(constants + 20) != 0.0
     tested = TESTED != 0
     largest = tl.load(largest_pointer, mask=HOLDS != 0, other=0.0)
 
@@ -71,14 +71,14 @@ def decide(
     actual = f - f_trial + dR
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
-    fine = tl.load(constants + 15) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
+    fine = tl.load(constants + 17) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
     size = tl.abs(f_trial)
     margin = -tl.log(tl.where(size > 1e-300, size, 1e-300))
-    coarse = tl.load(constants + 16) * size * tl.where(margin > 1.0, margin, 1.0)
+    coarse = tl.load(constants + 18) * size * tl.where(margin > 1.0, margin, 1.0)
     slack = tl.where(coarse > fine, coarse, fine)
     numerator = actual + slack
     denominator = predicted + slack
-    near = (loss <= tl.load(constants + 19) * largest) | ((largest == 0.0) & (loss - loss == 0.0))
+    near = (loss <= tl.load(constants + 21) * largest) | ((largest == 0.0) & (loss - loss == 0.0))
     trusted = near & (vs - vs == 0.0) & (ss - ss == 0.0)
     sound = sound & (tested | trusted)
     finite = finite & tested  # a failure on trust is to the rule a trial that is not finite
@@ -93,9 +93,13 @@ def decide(
     gains = tl.where(known < 0.0, numerator >= eta2 * denominator, actual >= eta2 * predicted)  # `Ratio`, or `Tolerant`
     gains = gains & ((sigma > least) | (noise <= tl.load(constants + 8) * predicted))  # the batch agrees with v
     top = tl.where(least > 0.0, usual, 0.0)
-    doubted = accepted & tested & (enters == 0) & (sigma < top) & (noise > tl.load(constants + 9) * predicted)
+    between = (sigma > least) & (sigma <= top)
+    rises = between & (f - loss < -tl.load(constants + 15) * predicted)
+    rises = rises | ((sigma < least) & (noise > tl.load(constants + 9) * predicted))
+    doubted = accepted & tested & (enters == 0) & rises
     warming = sigma > usual
-    very = accepted & tested & (enters == 0) & (gains | warming) & (predicted > known * fine)
+    falls = (between & (f - loss > -tl.load(constants + 14) * predicted)) | ((between == 0) & (gains | warming))
+    very = accepted & tested & (enters == 0) & falls & (predicted > known * fine)
     very = very | (accepted & (tested == 0) & warming)  # `Rule.on_trust`
     rejected = sound & (accepted == 0) & (null == 0)
     lower = tl.where(tested & gains & (sigma > far * usual), fast, gamma3) * sigma

@@ -311,7 +311,7 @@ class FusedJudge:
     def __init__(self, rule: Rule, sigma_min: float, rounding: Rounding, of_batch: bool, device: torch.device) -> None:
         self.made_for = (rule, sigma_min, rounding, of_batch)
         assert rule.constants is not None
-        unasked = {} if of_batch else dict.fromkeys(("agrees", "doubts", "alone"), math.inf)
+        unasked = {} if of_batch else dict.fromkeys(("agrees", "doubts", "alone", "signal", "noise"), math.inf)
         constants = rule.constants._replace(**unasked)
         numbers = (*constants, sigma_min, 10 * rounding.eps, rounding.coarse, FORGET, float(rule.forgets), FAR)
         self._constants = torch.tensor(numbers, dtype=_F64, device=device)

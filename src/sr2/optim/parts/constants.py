@@ -19,8 +19,8 @@ class Constants(NamedTuple):
     usual: float = math.inf
     """A sigma above this one falls at every step that is accepted."""
     least: float = 0.0
-    """A sigma up to this one falls only where the noise is at most `agrees` times the predicted decrease. Where it is
-    more than `doubts` times that, a sigma below usual rises, unless any step may be as long as it is: least is 0."""
+    """A sigma up to this one falls only where the noise is at most `agrees` times the predicted decrease, and rises
+    where it is more than `doubts` times that."""
     agrees: float = 1.0
     doubts: float = 1.0
     alone: float = math.inf
@@ -29,3 +29,7 @@ class Constants(NamedTuple):
     far: float = math.inf
     fast: float = 1.0
     """A sigma of more than `far` times usual falls by this factor where rho >= eta2, and not by gamma3."""
+    signal: float = -1.0
+    noise: float = math.inf
+    """Between `least` and usual sigma falls where (g - v)'s is above -`signal` times the predicted decrease, and rises
+    where it is below -`noise` times that."""

@@ -239,7 +239,8 @@ class Rule(Plain, ABC):
 
     @property
     def asks(self) -> bool:
-        """Whether `agreed` has something to take from how far the first batches agree."""
+        """Whether `agreed` has something to take from how far the first batches agree. They are asked under penalties
+        alone, and only where `usual_sigma` is known."""
         return False
 
     def agreed(self, share: float) -> dict[str, Any]:

@@ -28,6 +28,10 @@ noise is more than `DOUBTS` times that."""
 PER_SHARE, MOST = 7.0, 4.0
 """Under penalties steps may be so many times the share that other batches confirm, in usual steps, and so many at most
 (docs/choices.md#how-far-batches-agree)."""
+SIGNAL, NOISE = 0.4, 0.8
+"""Of steps between the usual length and the longest: sigma falls where (g - v)'s is above -`SIGNAL` times the predicted
+decrease, and rises where it is below -`NOISE` times that. It is about -0.9 where v is nothing but noise, with momentum
+0.9, since a tenth of v is g."""
 ROOM = 2.0
 """Steps of so many times the longest usual one may lose `rise` times what they promised. Longer ones may lose less, and
 far longer ones must gain."""
@@ -52,10 +56,11 @@ class Tolerant(Rule):
     with momentum, steps that single batches call too long (rho < 0) are AdamW's best.
 
     Steps that are more than `longest` times as long as usual need batches that agree with v. Where sigma <= usual /
-    longest, it falls only if |(g - v)'s| is at most 0.25 of the predicted decrease. Where a step does not gain eta2 of
-    its promise and |(g - v)'s| is more than twice that promise, a sigma below `usual` rises. For a rho near 1 means
-    little there: of batches of a few examples most have no curvature along s, and a policy gradient promises gains that
-    the next batch does not confirm. Where the solution is far, batches agree.
+    longest, it falls only if |(g - v)'s| is at most 0.25 of the predicted decrease, and rises where that is more than
+    twice the decrease. For a rho near 1 means little there: of batches of a few examples most have no curvature along
+    s, and a policy gradient promises gains that the next batch does not confirm. Where the solution is far, batches
+    agree. Between usual / longest and usual (g - v)'s says whether v is signal or noise: sigma falls where it is above
+    -0.4 times the predicted decrease, and rises where it is below -0.8 times that.
 
     What a long step promises is so much that it bounds nothing. Where q = 2 longest sigma / usual is less than 1, x
     moves if rho >= eta2 - (eta2 + rise) q^2: a step of twice that length may lose `rise` times what it promised, and a
@@ -121,7 +126,10 @@ class Tolerant(Rule):
     def constants(self) -> Constants | None:
         falls = (self.gamma3, KNOWN, self.usual_sigma, self.least_sigma)
         noise, fast = (AGREES, DOUBTS, ALONE), (FAR, min(FAST, self.gamma3))
-        return Constants(-self.rise, self.eta2, self.gamma1, self.gamma1, *falls, *noise, self._shrinks, *fast)
+        between = (SIGNAL, NOISE)
+        return Constants(
+            -self.rise, self.eta2, self.gamma1, self.gamma1, *falls, *noise, self._shrinks, *fast, *between
+        )
 
     @property
     def usual_sigma(self) -> float:
@@ -148,9 +156,11 @@ class Tolerant(Rule):
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
         gains = agrees & (evidence.actual >= self.eta2 * predicted)
-        very = accepted & (gains | (sigma > self.usual_sigma)) & (predicted > KNOWN * evidence.fine)
         usual = self.usual_sigma if least > 0 else 0.0
-        doubted = accepted & (sigma < usual) & (noise > DOUBTS * predicted)
+        between, beyond = (sigma > least) & (sigma <= usual), sigma < least
+        falls = where(between, evidence.noise > -SIGNAL * predicted, gains | (sigma > self.usual_sigma))
+        rises = (between & (evidence.noise < -NOISE * predicted)) | (beyond & (noise > DOUBTS * predicted))
+        very, doubted = accepted & falls & (predicted > KNOWN * evidence.fine), accepted & rises
         back = where(sigma > self.gamma3 * usual, usual, sigma / self.gamma3)
         fast = where(gains & (sigma > FAR * self.usual_sigma), min(FAST, self.gamma3) * sigma, self.gamma3 * sigma)
         kept = where(very, fast, where(doubted, back, sigma))
