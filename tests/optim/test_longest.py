@@ -104,7 +104,12 @@ def test_a_long_step_may_lose_less_and_an_ever_longer_one_must_gain(longest):
         assert (judged(rule, 1.0, gain=gain, accepted=accepted) > SIGMA) == (not accepted)
     for gain, accepted in ((0.89, False), (0.91, True)):
         rule = Tolerant(rise=3.0, usual=8e3 * longest, longest=longest)
-        assert (judged(rule, 1.0, gain=gain, accepted=accepted) > SIGMA) == (not accepted)
+        assert judged(rule, 1.0, gain=gain, accepted=accepted) == (SIGMA if accepted else 8e3)
+
+
+def test_a_rejected_step_of_more_than_two_usual_lengths_is_followed_by_usual_ones():
+    for usual, sigma in ((8.1, 8.1), (7.9, 6.0), (3.0, 6.0)):
+        assert judged(Tolerant(rise=1.0, usual=usual), 1.0, gain=-2.0) == sigma
     assert judged(Tolerant(rise=3.0, usual=8e3, longest=math.inf), 1.0, gain=-2.9, accepted=True) == SIGMA
 
 

@@ -105,6 +105,7 @@ def decide(
     lower = tl.where(tested & gains & (sigma > far * usual), fast, gamma3) * sigma
     lower = tl.where(lower > sigma_min, lower, sigma_min)
     higher = tl.where(finite, gamma1, gamma2) * sigma
+    higher = tl.where((sigma < shrinks) & (higher < least), least, higher)
     fails = rejected | ((sound == 0) & (tested == 0))
     raises = rejected | ((sound == 0) & (HOLDS != 0))  # x_t may have come there on trust
     back = tl.where(sigma > gamma3 * top, top, sigma / gamma3)

@@ -25,7 +25,8 @@ class Constants(NamedTuple):
     doubts: float = 1.0
     alone: float = math.inf
     shrinks: float = 0.0
-    """Below `shrinks` eta1 is eta2 - (eta2 - eta1) (sigma / shrinks)^2; and -1 where the noise is more than `alone`."""
+    """Below `shrinks` eta1 is eta2 - (eta2 - eta1) (sigma / shrinks)^2, and a rejection raises sigma to `least` at
+    least. eta1 is -1 or more where the noise is more than `alone`."""
     far: float = math.inf
     fast: float = 1.0
     """A sigma of more than `far` times usual falls by this factor where rho >= eta2, and not by gamma3."""

@@ -64,7 +64,8 @@ class Tolerant(Rule):
 
     What a long step promises is so much that it bounds nothing. Where q = 2 longest sigma / usual is less than 1, x
     moves if rho >= eta2 - (eta2 + rise) q^2: a step of twice that length may lose `rise` times what it promised, and a
-    far longer one must gain eta2 of it. So a sigma that is far too small rises before it does harm.
+    far longer one must gain eta2 of it. Else sigma becomes usual / longest, at least: one that is far too small rises
+    before it does harm, and not only to where steps are just accepted.
 
     >>> Tolerant()
     Tolerant(rise=3.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest='auto')
@@ -164,8 +165,9 @@ class Tolerant(Rule):
         back = where(sigma > self.gamma3 * usual, usual, sigma / self.gamma3)
         fast = where(gains & (sigma > FAR * self.usual_sigma), min(FAST, self.gamma3) * sigma, self.gamma3 * sigma)
         kept = where(very, fast, where(doubted, back, sigma))
-        sigma = where(accepted, kept, self.gamma1 * sigma)
-        return Verdict(accepted, sigma, compared.rho)
+        raised = self.gamma1 * sigma
+        raised = where((sigma < shrinks) & (raised < least), least, raised)
+        return Verdict(accepted, where(accepted, kept, raised), compared.rho)
 
     def on_trust(self, sigma: Number) -> Number:
         return where(sigma > self.usual_sigma, self.gamma3 * sigma, sigma)
