@@ -62,6 +62,9 @@ def test_between_the_usual_and_the_longest_step_sigma_goes_with_signal_and_noise
     for noise, factor in ((3.0, 0.98), (0.0, 0.98), (-0.3, 0.98), (-0.5, 1.0), (-0.7, 1.0), (-0.9, 1 / 0.98)):
         assert judged(rule, noise, gain=gain) == pytest.approx(factor * SIGMA)
     assert judged(Tolerant(rise=1.0, usual=SIGMA, longest=3.0), -0.9, gain=gain) == SIGMA
+    at_the_longest = Tolerant(rise=1.0, usual=8.0, longest=8.0 / SIGMA)
+    assert judged(at_the_longest, -0.9, gain=gain) == pytest.approx(SIGMA / 0.98)
+    assert judged(at_the_longest, -0.3, gain=gain) == SIGMA
     assert judged(Tolerant(rise=1.0, usual=8.0, longest=math.inf), -0.9, gain=gain) <= SIGMA
     assert judged(rule, -0.9, gain=gain, of_batch=False) == pytest.approx(0.98 * SIGMA)
 

@@ -94,9 +94,10 @@ def decide(
     gains = gains & ((sigma > least) | (noise <= tl.load(constants + 8) * predicted))  # the batch agrees with v
     top = tl.where(least > 0.0, usual, 0.0)
     between = (sigma > least) & (sigma <= top)
-    rises = between & (f - loss < -tl.load(constants + 15) * predicted)
-    rises = rises | ((sigma < least) & (noise > tl.load(constants + 9) * predicted))
-    doubted = accepted & tested & (enters == 0) & rises
+    doubts = tl.where(
+        sigma < least, noise > tl.load(constants + 9) * predicted, f - loss < -tl.load(constants + 15) * predicted
+    )
+    doubted = accepted & tested & (enters == 0) & (sigma < top) & doubts
     warming = sigma > usual
     falls = (between & (f - loss > -tl.load(constants + 14) * predicted)) | ((between == 0) & (gains | warming))
     very = accepted & tested & (enters == 0) & falls & (predicted > known * fine)

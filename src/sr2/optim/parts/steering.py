@@ -158,9 +158,10 @@ class Tolerant(Rule):
         # that is larger than any decrease would hold it for good, and rounding is as often for a step as against it.
         gains = agrees & (evidence.actual >= self.eta2 * predicted)
         usual = self.usual_sigma if least > 0 else 0.0
-        between, beyond = (sigma > least) & (sigma <= usual), sigma < least
+        between = (sigma > least) & (sigma <= usual)
         falls = where(between, evidence.noise > -SIGNAL * predicted, gains | (sigma > self.usual_sigma))
-        rises = (between & (evidence.noise < -NOISE * predicted)) | (beyond & (noise > DOUBTS * predicted))
+        doubts = where(sigma < least, noise > DOUBTS * predicted, evidence.noise < -NOISE * predicted)
+        rises = (sigma < usual) & doubts
         very, doubted = accepted & falls & (predicted > KNOWN * evidence.fine), accepted & rises
         back = where(sigma > self.gamma3 * usual, usual, sigma / self.gamma3)
         fast = where(gains & (sigma > FAR * self.usual_sigma), min(FAST, self.gamma3) * sigma, self.gamma3 * sigma)
