@@ -60,9 +60,10 @@ def decide(
     shrinks = tl.load(constants + 11)
     far = tl.load(constants + 12)
     fast = tl.load(constants + 13)
-    sigma_min = tl.load(constants + 16)
-    forget = tl.load(constants + 19)
-    forgets = tl.load(constants + 20) != 0.0
+    beyond = tl.load(constants + 16)
+    sigma_min = tl.load(constants + 17)
+    forget = tl.load(constants + 20)
+    forgets = tl.load(constants + 21) != 0.0
     tested = TESTED != 0
     largest = tl.load(largest_pointer, mask=HOLDS != 0, other=0.0)
 
@@ -71,22 +72,24 @@ def decide(
     actual = f - f_trial + dR
     predicted = dR - vs
     finite = (actual - actual == 0.0) & (predicted - predicted == 0.0) & (ss - ss == 0.0)
-    fine = tl.load(constants + 17) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
+    fine = tl.load(constants + 18) * tl.where(tl.abs(f) > 1.0, tl.abs(f), 1.0)  # `rounding`
     size = tl.abs(f_trial)
     margin = -tl.log(tl.where(size > 1e-300, size, 1e-300))
-    coarse = tl.load(constants + 18) * size * tl.where(margin > 1.0, margin, 1.0)
+    coarse = tl.load(constants + 19) * size * tl.where(margin > 1.0, margin, 1.0)
     slack = tl.where(coarse > fine, coarse, fine)
     numerator = actual + slack
     denominator = predicted + slack
-    near = (loss <= tl.load(constants + 21) * largest) | ((largest == 0.0) & (loss - loss == 0.0))
+    near = (loss <= tl.load(constants + 22) * largest) | ((largest == 0.0) & (loss - loss == 0.0))
     trusted = near & (vs - vs == 0.0) & (ss - ss == 0.0)
     sound = sound & (tested | trusted)
     finite = finite & tested  # a failure on trust is to the rule a trial that is not finite
     null = (ss == 0.0) & sound
     usable = finite & (ss != 0.0) & (denominator > 0.0)
     noise = tl.abs(f - loss)
-    q = sigma / tl.where(shrinks > 0.0, shrinks, 1.0)
-    eta1 = tl.where(sigma < shrinks, eta2 - (eta2 - eta1) * (q * q), eta1)  # a long step
+    q = sigma / tl.where(beyond > 0.0, beyond, 1.0)
+    must_gain = eta2 - (eta2 - eta1) * (q * q)
+    may_lose = eta1 * (sigma / tl.where(shrinks > 0.0, shrinks, 1.0))
+    eta1 = tl.where(sigma < shrinks, tl.where(must_gain > may_lose, must_gain, may_lose), eta1)  # a long step
     eta1 = tl.where((noise > tl.load(constants + 10) * predicted) & (eta1 < -1.0), -1.0, eta1)  # the batch is alone
     enters = sound & tested & (dR == float("inf")) & (f_trial - f_trial == 0.0)  # x has left R's domain, x + s is in it
     accepted = enters | (sound & tl.where(tested, usable & (numerator >= eta1 * denominator), null == 0))
@@ -106,7 +109,7 @@ def decide(
     lower = tl.where(tested & gains & (sigma > far * usual), fast, gamma3) * sigma
     lower = tl.where(lower > sigma_min, lower, sigma_min)
     higher = tl.where(finite, gamma1, gamma2) * sigma
-    higher = tl.where((sigma < shrinks) & (higher < least), least, higher)
+    higher = tl.where((sigma < beyond) & (higher < least), least, higher)
     fails = rejected | ((sound == 0) & (tested == 0))
     raises = rejected | ((sound == 0) & (HOLDS != 0))  # x_t may have come there on trust
     back = tl.where(sigma > gamma3 * top, top, sigma / gamma3)

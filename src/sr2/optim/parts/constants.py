@@ -25,8 +25,7 @@ class Constants(NamedTuple):
     doubts: float = 1.0
     alone: float = math.inf
     shrinks: float = 0.0
-    """Below `shrinks` eta1 is eta2 - (eta2 - eta1) (sigma / shrinks)^2, and a rejection raises sigma to `least` at
-    least. eta1 is -1 or more where the noise is more than `alone`."""
+    """Below `shrinks` eta1 is times sigma / shrinks; where the noise is more than `alone` times that, at least -1."""
     far: float = math.inf
     fast: float = 1.0
     """A sigma of more than `far` times usual falls by this factor where rho >= eta2, and not by gamma3."""
@@ -34,3 +33,6 @@ class Constants(NamedTuple):
     noise: float = math.inf
     """Between `least` and usual sigma falls where (g - v)'s is above -`signal` times the predicted decrease, and rises
     where it is below -`noise` times that."""
+    beyond: float = 0.0
+    """Below it eta1 is at least eta2 - (eta2 - eta1) (sigma / beyond)^2, and a rejection raises sigma to `least` or
+    more."""

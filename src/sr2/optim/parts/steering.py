@@ -32,9 +32,9 @@ SIGNAL, NOISE = 0.4, 0.8
 """Of steps between the usual length and the longest: sigma falls where (g - v)'s is above -`SIGNAL` times the predicted
 decrease, and rises where it is below -`NOISE` times that. It is about -0.9 where v is nothing but noise, with momentum
 0.9, since a tenth of v is g."""
-ROOM = 2.0
-"""Steps of so many times the longest usual one may lose `rise` times what they promised. Longer ones may lose less, and
-far longer ones must gain."""
+ROOM, BEYOND = 2.0, 8.0
+"""Steps of so many times the longest usual one may lose `rise` times what they promised, and longer ones no more than
+those. Beyond so many they may lose less and less, and then must gain."""
 FAR, FAST = 30.0, 0.8
 """A sigma of more than so many times the usual one falls by this factor where a step gains what it promised."""
 ALONE = 7.0
@@ -62,10 +62,10 @@ class Tolerant(Rule):
     agree. Between usual / longest and usual (g - v)'s says whether v is signal or noise: sigma falls where it is above
     -0.4 times the predicted decrease, and rises where it is below -0.8 times that.
 
-    What a long step promises is so much that it bounds nothing. Where q = 2 longest sigma / usual is less than 1, x
-    moves if rho >= eta2 - (eta2 + rise) q^2: a step of twice that length may lose `rise` times what it promised, and a
-    far longer one must gain eta2 of it. Else sigma becomes usual / longest, at least: one that is far too small rises
-    before it does harm, and not only to where steps are just accepted.
+    What a long step promises is so much that it bounds nothing. One of more than twice that length may lose no more
+    than `rise` times what one of twice that length would promise: rho >= -rise q, where q = 2 longest sigma / usual.
+    With q below 1/4 it must be rho >= eta2 - (eta2 + rise) (4 q)^2 too: a far longer step must gain eta2 of its
+    promise. Else sigma becomes usual / longest, at least. So one that is far too small rises before it does harm.
 
     >>> Tolerant()
     Tolerant(rise=3.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest='auto')
@@ -127,10 +127,8 @@ class Tolerant(Rule):
     def constants(self) -> Constants | None:
         falls = (self.gamma3, KNOWN, self.usual_sigma, self.least_sigma)
         noise, fast = (AGREES, DOUBTS, ALONE), (FAR, min(FAST, self.gamma3))
-        between = (SIGNAL, NOISE)
-        return Constants(
-            -self.rise, self.eta2, self.gamma1, self.gamma1, *falls, *noise, self._shrinks, *fast, *between
-        )
+        shrinks, long = self.least_sigma / ROOM, (SIGNAL, NOISE, self.least_sigma / BEYOND)
+        return Constants(-self.rise, self.eta2, self.gamma1, self.gamma1, *falls, *noise, shrinks, *fast, *long)
 
     @property
     def usual_sigma(self) -> float:
@@ -141,17 +139,14 @@ class Tolerant(Rule):
         longest = 1.0 if isinstance(self.longest, str) else self.longest
         return self.usual_sigma / longest if self.usual_sigma < math.inf else 0.0
 
-    @property
-    def _shrinks(self) -> float:
-        """The sigma below which a step may lose less of its promise, and then must gain."""
-        return self.least_sigma / ROOM
-
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         sigma, compared = state.sigma, evidence.compared
         noise, predicted, least = abs(evidence.noise), evidence.predicted, self.least_sigma
-        eta1, shrinks = -self.rise, self._shrinks
-        if shrinks > 0:
-            eta1 = where(sigma < shrinks, self.eta2 - (self.eta2 - eta1) * (sigma / shrinks) ** 2, eta1)
+        eta1, shrinks, beyond = -self.rise, least / ROOM, least / BEYOND
+        if least > 0:
+            must_gain = self.eta2 - (self.eta2 - eta1) * (sigma / beyond) ** 2
+            may_lose = eta1 * (sigma / shrinks)
+            eta1 = where(sigma < shrinks, where(must_gain > may_lose, must_gain, may_lose), eta1)
         accepted = compared.at_least(eta1) & ((noise <= ALONE * predicted) | compared.at_least(-1.0))
         agrees = (sigma > least) | (noise <= AGREES * predicted)
         # A step is forgiven what rounding may have done to it, but sigma falls by what was seen: a slack of autocast
@@ -167,7 +162,7 @@ class Tolerant(Rule):
         fast = where(gains & (sigma > FAR * self.usual_sigma), min(FAST, self.gamma3) * sigma, self.gamma3 * sigma)
         kept = where(very, fast, where(doubted, back, sigma))
         raised = self.gamma1 * sigma
-        raised = where((sigma < shrinks) & (raised < least), least, raised)
+        raised = where((sigma < beyond) & (raised < least), least, raised)
         return Verdict(accepted, where(accepted, kept, raised), compared.rho)
 
     def on_trust(self, sigma: Number) -> Number:
