@@ -123,7 +123,7 @@ def test_the_fused_averages_are_the_averages(regularizer, metric, beta, capturab
         Tolerant(usual=5.0, longest=5.0),
         Tolerant(rise=1.0, usual=0.1),
         Tolerant(usual=12.0),
-        Tolerant(usual=40.0),
+        Tolerant(usual=150.0),
         Tolerant(usual=100.0),
     ],
     ids=str,

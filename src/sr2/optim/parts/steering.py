@@ -32,11 +32,12 @@ SIGNAL, NOISE = 0.4, 0.8
 """Of steps between the usual length and the longest: sigma falls where (g - v)'s is above -`SIGNAL` times the predicted
 decrease, and rises where it is below -`NOISE` times that. It is about -0.9 where v is nothing but noise, with momentum
 0.9, since a tenth of v is g."""
-ROOM, BEYOND = 2.0, 8.0
+ROOM = 2.0
 """Steps of so many times the longest usual one may lose `rise` times what they promised, and longer ones no more than
-those. Beyond so many they may lose less and less, and then must gain."""
+those."""
 FAR, FAST = 30.0, 0.8
-"""A sigma of more than so many times the usual one falls by this factor where a step gains what it promised."""
+"""A sigma of more than so many times the usual one falls by this factor where a step gains what it promised; and steps
+of more than so many times the longest usual one must gain."""
 ALONE = 7.0
 """A batch with so much noise, by the same measure, is nearly all of v (9 is all of it, with momentum 0.9): it may be a
 broken one, and its step may lose no more than it promised."""
@@ -64,8 +65,9 @@ class Tolerant(Rule):
 
     What a long step promises is so much that it bounds nothing. One of more than twice that length may lose no more
     than `rise` times what one of twice that length would promise: rho >= -rise q, where q = 2 longest sigma / usual.
-    With q below 1/4 it must be rho >= eta2 - (eta2 + rise) (4 q)^2 too: a far longer step must gain eta2 of its
-    promise. Else sigma becomes usual / longest, at least. So one that is far too small rises before it does harm.
+    Where sigma is less than b = usual / (30 longest) it must be rho >= eta2 - (eta2 + rise) (sigma / b)^2 too: a far
+    longer step must gain eta2 of its promise. Else sigma becomes usual / longest, at least. So one that is far too
+    small rises before it does harm.
 
     >>> Tolerant()
     Tolerant(rise=3.0, eta2=0.9, gamma1=1.5, gamma3=0.98, usual='auto', longest='auto')
@@ -127,7 +129,7 @@ class Tolerant(Rule):
     def constants(self) -> Constants | None:
         falls = (self.gamma3, KNOWN, self.usual_sigma, self.least_sigma)
         noise, fast = (AGREES, DOUBTS, ALONE), (FAR, min(FAST, self.gamma3))
-        shrinks, long = self.least_sigma / ROOM, (SIGNAL, NOISE, self.least_sigma / BEYOND)
+        shrinks, long = self.least_sigma / ROOM, (SIGNAL, NOISE, self.least_sigma / FAR)
         return Constants(-self.rise, self.eta2, self.gamma1, self.gamma1, *falls, *noise, shrinks, *fast, *long)
 
     @property
@@ -142,7 +144,7 @@ class Tolerant(Rule):
     def judge(self, evidence: Evidence, state: Searched) -> Verdict:
         sigma, compared = state.sigma, evidence.compared
         noise, predicted, least = abs(evidence.noise), evidence.predicted, self.least_sigma
-        eta1, shrinks, beyond = -self.rise, least / ROOM, least / BEYOND
+        eta1, shrinks, beyond = -self.rise, least / ROOM, least / FAR
         if least > 0:
             must_gain = self.eta2 - (self.eta2 - eta1) * (sigma / beyond) ** 2
             may_lose = eta1 * (sigma / shrinks)
