@@ -84,8 +84,9 @@ class SR2(Estimating, Reading, ProximalOptimizer):
         params: a module, an iterable of (named) parameters, or group dicts that may each name their own `regularizer`.
         regularizer: R of the groups that name none.
         sigma: sigma_0 >= sigma_min, the first inverse step size; "auto" takes it from the first batch: the curvature
-            along the first step, at least the rule's usual one, under budgets half and under penalties a third of it;
-            or without a metric the largest curvature. It is raised until the prox leaves half of the weights.
+            along the first step, at least the rule's usual one, under budgets half of it; or without a metric the
+            largest curvature. It is raised until the prox leaves half of the weights. Under penalties x stays for
+            three steps, while batches are asked how far they agree: sigma_0 may be a fourth of the usual one.
         rule: what accepts a step and chooses the next sigma, an object of `sr2.rules`. eta1 to gamma3 stand for
             Algorithm 1's `Ratio`. They bring its `paper_defaults`, as do `Ratio` itself, `epsilon` and `batch_growth`.
         sigma_min: the least sigma.
