@@ -143,19 +143,6 @@ def test_a_run_that_is_resumed_meanwhile_goes_on_to_the_same_bits(steps):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("at", range(BATCHES))
-def test_a_broken_batch_is_an_error_and_is_not_counted(at):
-    model, other = network(), network()
-    optimizer, sound = SR2(model, L1(1e-4)), SR2(other, L1(1e-4))
-    run(optimizer, model, 0, at)
-    with pytest.raises(FloatingPointError, match="the loss at x_t is nan"):
-        optimizer.step(lambda: closure(model, at)() * math.nan)
-    run(optimizer, model, at, 8)
-    run(sound, other, 0, 8)
-    assert (optimizer.counts, optimizer.rule) == (sound.counts, sound.rule)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-
-
 class Broken(torch.autograd.Function):
     """A finite loss, and a gradient that is not."""
 
@@ -169,15 +156,19 @@ class Broken(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("at", range(BATCHES))
-def test_nor_is_one_whose_gradient_alone_is_broken(at):
+@pytest.mark.parametrize(
+    ("spoil", "words"), [(lambda f: f * math.nan, "the loss at x_t is nan"), (Broken.apply, "its gradient is not")]
+)
+def test_a_broken_batch_is_an_error_and_is_not_counted(at, spoil, words):
     model, other = network(), network()
     optimizer, sound = SR2(model, L1(1e-4)), SR2(other, L1(1e-4))
     run(optimizer, model, 0, at)
-    with pytest.raises(FloatingPointError, match="its gradient is not"):
-        optimizer.step(lambda: Broken.apply(closure(model, at)()))
+    with pytest.raises(FloatingPointError, match=words):
+        optimizer.step(lambda: spoil(closure(model, at)()))
     run(optimizer, model, at, 8)
     run(sound, other, 0, 8)
     assert (optimizer.counts, optimizer.rule) == (sound.counts, sound.rule)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -284,6 +275,18 @@ def test_a_rule_of_ones_own_may_ask():
     optimizer = SR2(model, L1(1e-4), rule=Own(), metric="adam", momentum=0.9)
     run(optimizer, model, 0, 6)
     assert optimizer.counts["null"] == BATCHES - 1
+
+
+def test_what_a_rule_of_ones_own_may_say():
+    class Says(Tolerant):
+        def agreed(self, share):
+            return None
+
+    model = network()
+    before, optimizer = copy.deepcopy(model.state_dict()), SR2(model, L1(1e-4), rule=Says())
+    with pytest.raises(TypeError, match=r"a rule's agreed must return its constants by name, or {} for none, .* None"):
+        optimizer.step(closure(model, 0))
+    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
 
 
 @pytest.mark.parametrize("gradient", [0.0, math.nan, math.inf])

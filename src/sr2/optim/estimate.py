@@ -35,12 +35,11 @@ class Estimating:
                 tries = (lambda sigma: self._moves(self._proposals(sigma)), self._rounding(f.loss), penalized)
                 sigma = start.along_first_step(f, *tries, self.metric, sigma_min, together)
             start.say_absurd(curvature, sigma)
-        least = start.least_sigma(self.rule, self._penalized(), asks=self._asks_how_far_batches_agree)
+        least = start.least_sigma(self.rule, self._penalized(), asks=self._still_asks())
         self._search.begin(max(sigma, least), self.param_groups)
 
-    @property
-    def _asks_how_far_batches_agree(self: Any) -> bool:
-        """Under penalties alone, where the rule knows what is usual; else nobody is asked any more."""
+    def _still_asks(self: Any) -> bool:
+        """How far batches agree: under penalties alone, where the rule knows what is usual; else it ends here."""
         if start.kind_of(self._penalized()) != "penalties" or self.rule.usual_sigma == math.inf:
             self._search.agreement = None
             forget(self._search, self.state)
@@ -49,7 +48,7 @@ class Estimating:
     def _stays(self: Any, f: TwoEvaluations) -> bool:
         """Whether x stays at this step, so that batches are asked for their gradients at one x."""
         state, given = self._search, (self.param_groups, self.state, self._processes)
-        if state.agreement is None or not self._asks_how_far_batches_agree:
+        if state.agreement is None or not self._still_asks():
             return state.heart is not None and stays(f, state, self.schedule, *given)
         if asks_more(f, state, *given):
             return True

@@ -332,9 +332,11 @@ def least_sigma(rule: Rule, penalized: Penalized, *, asks: bool) -> float:
     so wholly."""
     if rule.usual_sigma == math.inf:
         return 0.0
-    if asks and (agreed := rule.agreed(1.0)):
-        return replace(rule, **agreed).least_sigma  # type: ignore[type-var]
-    return min(rule.least_sigma, rule.usual_sigma / FIRST_STEP[kind_of(penalized)])
+    agreed = rule.agreed(1.0) if asks else {}
+    if not isinstance(agreed, dict):
+        raise TypeError(f"a rule's agreed must return its constants by name, or {{}} for none, and returned {agreed!r}")
+    least = min(rule.least_sigma, rule.usual_sigma / FIRST_STEP[kind_of(penalized)])
+    return replace(rule, **agreed).least_sigma if agreed else least  # type: ignore[type-var]
 
 
 def _was_trained(groups: Sequence[Mapping[str, Any]], together: Processes) -> bool:

@@ -7,8 +7,8 @@ at x_0, g_1 to g_K. A first step in Adam's metric goes along the signs of a grad
 
 is the share of what one batch promises of it that another one confirms: 1 where all agree, 0 where all is noise. It
 grows with the number B of examples in a batch, about as 1 / (1 + B_noise / B), and so does the best step (McCandlish,
-Kaplan, Amodei, *An empirical model of large-batch training*). No statistic of later steps tells small batches from
-large ones (docs/choices.md#how-far-batches-agree).
+Kaplan, Amodei, *An empirical model of large-batch training*). Later steps tell less, and too late for the first one
+(docs/choices.md#how-far-batches-agree).
 """
 
 from __future__ import annotations
